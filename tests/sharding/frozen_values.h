@@ -62,8 +62,8 @@ struct UnitCosts {
     if (operation == &operations::kForward || operation == &operations::kForwardLoss) return 1.0;
     if (operation == &operations::kLoss) return 3.0;
     if (operation == &operations::kBackward) {
-      return schedule.recompute == Recompute::kFull        ? 3.0
-             : schedule.recompute == Recompute::kSelective ? 2.5
+      return schedule.policy.recompute == Recompute::kFull        ? 3.0
+             : schedule.policy.recompute == Recompute::kSelective ? 2.5
                                                            : 2.0;
     }
     if (operation == &operations::kOptimizerStep) return 1.0;

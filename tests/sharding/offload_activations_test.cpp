@@ -155,7 +155,8 @@ TEST(OffloadedActivations, PlansReadBackWithSnapshotsAndAddGradientsAsBefore) {
       const Schedule without = plan(make_layout(model, run.wrap, 2), plan_options(run));
       EXPECT_EQ(hash_of(gradient_sums(schedule)), hash_of(gradient_sums(without)));
       if (ahead == kBlocks) {
-        EXPECT_EQ(to_string(schedule), to_string(without));
+        EXPECT_EQ(schedule.buffers, without.buffers);
+        EXPECT_EQ(schedule.actions, without.actions);
       }
     }
   }

@@ -20,7 +20,7 @@ struct Costs {
     const Operation* operation = action.operation;
     if (operation == &operations::kForward) return forward;
     if (operation == &operations::kLoss) return forward + backward;
-    if (operation == &operations::kBackward) return backward_pass(schedule.recompute);
+    if (operation == &operations::kBackward) return backward_pass(schedule.policy.recompute);
     if (unshards(schedule, action)) return unshard;
     if (gathers_gradient(schedule, action)) return gather_gradient;
     if (gathers_updated(schedule, action)) return regather;

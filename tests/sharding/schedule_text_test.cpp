@@ -22,7 +22,8 @@ Schedule small_schedule() {
   s.mesh = {.replicate = 1, .shard = 2};
   s.placement = {kShard, kShard, kShard};
   s.parameter_dtype = kBf16;
-  s.recompute = Recompute::kSelective;
+  s.policy.recompute = Recompute::kSelective;
+  s.optimizer_tensors = {{"momentum"}};
   s.units = {{"embedding", 1280, 0, {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}},
              {"h.0", 128, 256, {{"h.0.weight", 4, {1}}}}};
   s.layers = {{"embedding", {0}, {}, {0}}, {"h.0", {1}, {1}, {1}}, {"head", {0}, {0}, {0}}};
@@ -130,7 +131,7 @@ Schedule small_schedule() {
   return s;
 }
 
-constexpr std::string_view kSmallText = R"(schedule 4
+constexpr std::string_view kSmallText = R"(schedule 5
 
 purpose               train
 mesh                  replicate 1 shard 2
@@ -140,6 +141,15 @@ optimizer             over shard
 micro_steps           1
 recompute             selective
 first_backward_layer  0
+policy                prefetch_forward      1
+policy                prefetch_backward     1
+policy                prefetch_host         1
+policy                prefetch_disk         2
+policy                reshard_after_forward yes
+policy                accumulate_unsharded  no
+policy                overlap_optimizer     no
+policy                reduction_order       rank
+policy                optimizer_tensors     momentum fp32 1
 
 # What is gathered and released together, in elements with padding.
 # unit  name       trainable  frozen
@@ -219,8 +229,14 @@ TEST(ScheduleText, HeadersReadBack) {
   s.parameter_dtype = DType::kBFloat16;
   s.micro_steps = 7;
   s.first_backward_layer = 2;
+  s.policy.prefetch_disk = 7;
+  s.reshard_after_forward = false;
+  s.reduction_order = ReductionOrder::kHierarchical;
+  s.optimizer_tensors = {{"a moment", DType::kUInt8, 256}, {"-", DType::kFloat32, 1}};
+  s.offload_parameters = 1.0 / 3.0;
+  s.offload_activations = {0, 4096, 17};
   for (const Recompute r : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
-    s.recompute = r;
+    s.policy.recompute = r;
     EXPECT_EQ(parse_schedule(to_string(s)), s) << to_string(s);
     s.parameter_dtype = s.reduce_dtype = DType::kFloat16;
   }
@@ -316,8 +332,8 @@ void expect_refused(const std::string& replaced, const std::string& by, const st
 }
 
 TEST(ScheduleText, RefusesBadHeaders) {
-  expect_refused("schedule 4", "schedule 2", "'2' where '4' belongs");
-  expect_refused("schedule 4", "mesh", "'mesh' where 'schedule' belongs");
+  expect_refused("schedule 5", "schedule 2", "'2' where '5' belongs");
+  expect_refused("schedule 5", "mesh", "'mesh' where 'schedule' belongs");
   expect_refused("mesh  ", "mush  ", "unknown keyword 'mush'");
   expect_refused("purpose               train", "purpose pleasure", "unknown purpose 'pleasure'");
   expect_refused("replicate 1 shard 2", "replicate 1", "'shard' is missing at the end");
@@ -331,6 +347,12 @@ TEST(ScheduleText, RefusesBadHeaders) {
   expect_refused("selective", "some", "unknown recomputation 'some'");
   expect_refused("micro_steps           1", "micro_steps 1 2", "'2' is one word too many");
   expect_refused("recompute   ", "micro_steps 1\nmesh ", "'micro_steps' is given twice");
+  expect_refused("prefetch_disk   ", "prefetch_tape   ", "a policy has no 'prefetch_tape'");
+  expect_refused("prefetch_disk   ", "prefetch_host   ", "'prefetch_host' is given twice");
+  expect_refused("prefetch_disk         2", "prefetch_disk", "one word belongs here, not 0");
+  expect_refused("reshard_after_forward yes", "reshard_after_forward maybe",
+                 "'maybe' is neither yes nor no");
+  expect_refused("momentum fp32 1", "momentum fp32", "has a name, a format and a block");
 }
 
 TEST(ScheduleText, RefusesTextsThatEndEarly) {

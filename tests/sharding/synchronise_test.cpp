@@ -1,4 +1,4 @@
-#include "tessera/sharding/synchronise.h"
+#include "tessera/sharding/passes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

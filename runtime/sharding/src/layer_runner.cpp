@@ -75,7 +75,7 @@ void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_s
 }
 
 bool LayerRunner::recomputes(int layer) const {
-  return schedule_.recompute == Recompute::kFull &&
+  return schedule_.policy.recompute == Recompute::kFull &&
          layout_.layers[static_cast<std::size_t>(layer)].backward_reads_parameters;
 }
 
@@ -175,7 +175,7 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
       memory_, stream, batches_.at(a.micro_step),
       TapeOptions{
           .record = record,
-          .selective = schedule_.recompute == Recompute::kSelective,
+          .selective = schedule_.policy.recompute == Recompute::kSelective,
           .training = schedule_.purpose == Purpose::kTrain,
           .loss_scale = loss_scale,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),

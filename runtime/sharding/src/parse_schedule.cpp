@@ -5,6 +5,7 @@
 #include <set>
 #include <span>
 
+#include "schedule_policy.h"
 #include "schedule_words.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -61,6 +62,12 @@ class Line {
     if (done() || words_[next_] != word) return false;
     ++next_;
     return true;
+  }
+  // All that are left.
+  std::span<const std::string_view> rest() {
+    const std::span<const std::string_view> words = std::span(words_).subspan(next_);
+    next_ = words_.size();
+    return words;
   }
   // Whether the next word begins with `letter`; takes nothing.
   bool starts(char letter) const { return !done() && words_[next_].front() == letter; }
@@ -167,7 +174,7 @@ class Parser {
     } else if (key == "micro_steps") {
       s.micro_steps = line.number("a number");
     } else if (key == "recompute") {
-      s.recompute = parse_recompute(line.take("none, selective or full"));
+      s.policy.recompute = parse_recompute(line.take("none, selective or full"));
     } else if (key == "first_backward_layer") {
       s.first_backward_layer = line.number("an index");
     } else {
@@ -203,6 +210,10 @@ class Parser {
       line.expect("|");
       while (!line.done()) part.layers.push_back(find(layers_, "layer", line));
       schedule_.units[static_cast<std::size_t>(unit)].parts.push_back(std::move(part));
+    } else if (key == "policy") {
+      const std::string_view name = line.take("an option of the policy");
+      require(policy_.emplace(name).second, ErrorCode::kConfig, "'", name, "' is given twice");
+      read_policy(schedule_, name, line.rest());
     } else if (key == "buffer") {
       parse_buffer(line);
     } else {
@@ -339,6 +350,7 @@ class Parser {
   Names buffers_;
   std::span<const Operation* const> operations_;
   std::set<std::string, std::less<>> seen_;
+  std::set<std::string, std::less<>> policy_;  ///< options given
   bool titled_ = false;
 };
 

@@ -3,8 +3,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/passes.h"
 #include "tessera/sharding/plan.h"
-#include "tessera/sharding/synchronise.h"
 
 namespace tessera {
 namespace {

@@ -108,7 +108,7 @@ std::string Schedule::name_of(int buffer) const {
 }
 
 bool Schedule::keeps_input(int layer) const {
-  return purpose == Purpose::kTrain && recompute == Recompute::kFull && layer > 0 &&
+  return purpose == Purpose::kTrain && policy.recompute == Recompute::kFull && layer > 0 &&
          layer >= first_backward_layer && layer < static_cast<int>(layers.size()) - 1 &&
          !layers[static_cast<std::size_t>(layer)].backward_reads.empty();
 }

@@ -1,5 +1,8 @@
 #include "tessera/sharding/schedule_json.h"
 
+#include <sstream>
+
+#include "schedule_policy.h"
 #include "schedule_words.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -36,6 +39,14 @@ Json action_of(const Schedule& schedule, const Action& action) {
   json["after"] = action.waits;
   json["previous"] = action.previous_waits;
   return json;
+}
+
+/// One word as it is; several as a list.
+Json words_of(const std::string& text) {
+  std::istringstream in(text);
+  Json words = Json::array();
+  for (std::string word; in >> word;) words.push_back(word);
+  return words.size() == 1 ? words.front() : words;
 }
 
 /// A string, quoted as a name; a number; a list of either, separated by blanks.
@@ -77,6 +88,9 @@ std::string to_text(const Json& json) {
                  "\noptimizer over ", plain(placement.at("optimizer")), '\n');
   for (const char* const key : {"micro_steps", "recompute", "first_backward_layer"}) {
     text += concat(key, ' ', plain(json.at(key)), '\n');
+  }
+  for (const auto& [name, words] : json.at("policy").items()) {
+    text += concat("policy ", plain(Json(name)), ' ', plain(words), '\n');
   }
   add_lines(text, json, "units", [&](const Json& unit) {
     const std::string quantized =
@@ -181,14 +195,19 @@ Json to_json(const Schedule& schedule) {
                  {"gradient", to_string(schedule.placement.gradient)},
                  {"optimizer", to_string(schedule.placement.optimizer)}};
   if (schedule.placement.frozen) placement["frozen"] = to_string(*schedule.placement.frozen);
+  Json policy = Json::object();
+  for (const PolicyRow& row : policy_rows()) {
+    if (is_written(row, schedule)) policy[row.name] = words_of(row.write(schedule));
+  }
   return {{"purpose", to_string(schedule.purpose)},
           {"mesh", {{"replicate", schedule.mesh.replicate}, {"shard", schedule.mesh.shard}}},
           {"placement", placement},
           {"parameter_dtype", to_string(schedule.parameter_dtype)},
           {"reduce_dtype", to_string(schedule.reduce_dtype)},
           {"micro_steps", schedule.micro_steps},
-          {"recompute", to_string(schedule.recompute)},
+          {"recompute", to_string(schedule.policy.recompute)},
           {"first_backward_layer", schedule.first_backward_layer},
+          {"policy", policy},
           {"units", units},
           {"layers", layers},
           {"buffers", buffers},

@@ -2,6 +2,7 @@
 #include <array>
 #include <sstream>
 
+#include "schedule_policy.h"
 #include "schedule_words.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -62,8 +63,13 @@ void write_header(std::ostream& out, const Schedule& schedule) {
        to_string(schedule.reduce_dtype));
   line("optimizer", "over ", to_string(placement.optimizer));
   line("micro_steps", schedule.micro_steps);
-  line("recompute", to_string(schedule.recompute));
+  line("recompute", to_string(schedule.policy.recompute));
   line("first_backward_layer", schedule.first_backward_layer);
+  for (const PolicyRow& row : policy_rows()) {
+    if (!is_written(row, schedule)) continue;
+    line("policy", row.name, std::string(22 - std::min<std::size_t>(21, row.name.size()), ' '),
+         row.write(schedule));
+  }
 }
 
 void write_units(std::ostream& out, const Schedule& schedule) {

@@ -3,7 +3,6 @@
 #include <map>
 #include <numeric>
 
-#include "planning.h"
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/account.h"
@@ -227,50 +226,6 @@ MemoryPeak predict_memory(const Schedule& schedule, const ModelLayout& layout, c
   return simulate(schedule, layout, model, source, options).memory;
 }
 
-StateOptions state_options(const Schedule& schedule) {
-  StateOptions options{.mesh = schedule.mesh,
-                       .placement = schedule.placement,
-                       .parameter_dtype = schedule.parameter_dtype,
-                       .optimizer_tensors = {}};
-  int first = -1, units = 0, trained = 0, updated_on_host = 0, read_from_host = 0, on_disk = 0,
-      read_from_disk = 0;
-  const bool frozen_alone = moves_frozen_alone(
-      schedule.placement, std::ranges::any_of(schedule.units, [](const ScheduleUnit& unit) {
-        return unit.frozen_numel + unit.quantized_bytes > 0;
-      }));
-  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
-    const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(u)];
-    const std::int64_t may_leave =
-        (frozen_alone ? 0 : unit.trainable_numel) + unit.frozen_numel + unit.quantized_bytes;
-    units += may_leave > 0 ? 1 : 0;
-    trained += unit.trainable_numel > 0 ? 1 : 0;
-    updated_on_host += schedule.updates_on_host(u) ? 1 : 0;
-    const auto is_at = [&](Tier tier) {
-      return std::ranges::any_of(std::array{Role::kParameter, Role::kFrozen, Role::kQuantized},
-                                 [&](Role flat) { return schedule.home_of(u, flat) == tier; });
-    };
-    read_from_host += is_at(Tier::kHost) || is_at(Tier::kDisk) ? 1 : 0;
-    read_from_disk += is_at(Tier::kDisk) ? 1 : 0;
-    on_disk += std::ranges::any_of(
-                   schedule.buffers,
-                   [u](const ScheduleBuffer& buffer) {
-                     return buffer.unit == u && buffer.tier == Tier::kDisk &&
-                            (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer);
-                   })
-                   ? 1
-                   : 0;
-  }
-  for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (!buffer.persistent || buffer.role != Role::kOptimizer) continue;
-    if (first >= 0 && buffer.unit != first) continue;
-    first = buffer.unit;
-    options.optimizer_tensors.push_back({buffer.tensor, buffer.format, buffer.block});
-  }
-  if (trained > 0) options.offload_optimizer = static_cast<double>(updated_on_host) / trained;
-  if (trained > 0) options.disk_optimizer = static_cast<double>(on_disk) / trained;
-  if (units > 0) options.offload_parameters = static_cast<double>(read_from_host) / units;
-  if (units > 0) options.disk_parameters = static_cast<double>(read_from_disk) / units;
-  return options;
-}
+StateOptions state_options(const Schedule& schedule) { return schedule.state(); }
 
 }  // namespace tessera

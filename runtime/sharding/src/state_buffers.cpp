@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "planning.h"
+#include "pass_tools.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -22,16 +22,14 @@ void check_alignment(const FlatParameter& flat, const StateOptions& options,
           alignment, " elements, which the optimizer has; give make_layout() its flat_alignment()");
 }
 
-bool is_trained(const Unit& unit) { return unit.trainable.padded_numel > 0; }
-
 /// By unit: the last ones of those that are counted.
-std::vector<bool> last_units(const ModelLayout& layout, double share,
-                             const std::function<bool(const Unit&)>& counts) {
-  std::vector<bool> offloaded(layout.units.size());
-  const auto all = std::ranges::count_if(layout.units, counts);
+std::vector<bool> last_units(const std::vector<ScheduleUnit>& units, double share,
+                             const std::function<bool(const ScheduleUnit&)>& counts) {
+  std::vector<bool> offloaded(units.size());
+  const auto all = std::ranges::count_if(units, counts);
   auto left = std::llround(share * static_cast<double>(all));
-  for (std::size_t u = layout.units.size(); u-- > 0 && left > 0;) {
-    if (!counts(layout.units[u])) continue;
+  for (std::size_t u = units.size(); u-- > 0 && left > 0;) {
+    if (!counts(units[u])) continue;
     offloaded[u] = true;
     --left;
   }
@@ -39,10 +37,10 @@ std::vector<bool> last_units(const ModelLayout& layout, double share,
 }
 
 /// What a placement must be for parameters away from the device.
-void check_homes(const ModelLayout& layout, const StateOptions& options,
+void check_homes(const std::vector<ScheduleUnit>& units, const StateOptions& options,
                  const Placement& placement) {
   if (options.offload_parameters == 0.0 && options.disk_parameters == 0.0) return;
-  const bool frozen_alone = moves_frozen_alone(placement, has_frozen(layout));
+  const bool frozen_alone = moves_frozen_alone(placement, has_frozen(units));
   require(
       !frozen_alone || !placement.frozen->empty(), ErrorCode::kConfig,
       "what leaves the device is gathered in one piece, but frozen parameters are on every rank "
@@ -59,34 +57,51 @@ std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors) {
   return alignment;
 }
 
-bool has_frozen(const ModelLayout& layout) {
-  return std::ranges::any_of(layout.units, [](const Unit& unit) {
-    return unit.frozen.padded_numel + unit.quantized.padded_numel > 0;
-  });
+bool has_frozen(const std::vector<ScheduleUnit>& units) {
+  return std::ranges::any_of(
+      units, [](const ScheduleUnit& unit) { return unit.frozen_numel + unit.quantized_bytes > 0; });
 }
 
-std::vector<bool> last_trained_units(const ModelLayout& layout, double share) {
-  return last_units(layout, share, is_trained);
+std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share) {
+  return last_units(units, share,
+                    [](const ScheduleUnit& unit) { return unit.trainable_numel > 0; });
+}
+
+std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout) {
+  std::vector<ScheduleUnit> units;
+  for (const Unit& unit : layout.units) {
+    units.push_back({.name = unit.name,
+                     .trainable_numel = unit.trainable.padded_numel,
+                     .frozen_numel = unit.frozen.padded_numel,
+                     .quantized_bytes = unit.quantized.padded_numel,
+                     .decoded_numel = unit.quantized.decoded_numel});
+  }
+  return units;
 }
 
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options) {
+  std::vector<ScheduleBuffer> buffers = state_buffers(schedule_units(layout), options);
+  for (const Unit& unit : layout.units) check_alignment(unit.trainable, options, unit.name);
+  return buffers;
+}
+
+std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
+                                          const StateOptions& options) {
   const Placement placement = ShardNesting(options.mesh, options.placement).placement();
-  check_homes(layout, options, placement);
-  const std::vector<bool> updated_there = last_trained_units(layout, options.offload_optimizer);
-  const std::vector<bool> on_disk = last_trained_units(layout, options.disk_optimizer);
-  const bool frozen_alone = moves_frozen_alone(placement, has_frozen(layout));
-  const auto has_parameters = [&](const Unit& unit) {
-    return (frozen_alone ? 0 : unit.trainable.padded_numel) + unit.frozen.padded_numel +
-               unit.quantized.padded_numel >
-           0;
+  check_homes(units, options, placement);
+  const std::vector<bool> updated_there = last_trained_units(units, options.offload_optimizer);
+  const std::vector<bool> on_disk = last_trained_units(units, options.disk_optimizer);
+  const bool frozen_alone = moves_frozen_alone(placement, has_frozen(units));
+  const auto has_parameters = [&](const ScheduleUnit& unit) {
+    return (frozen_alone ? 0 : unit.trainable_numel) + unit.frozen_numel + unit.quantized_bytes > 0;
   };
   const std::vector<bool> read_from_host =
-      last_units(layout, options.offload_parameters, has_parameters);
+      last_units(units, options.offload_parameters, has_parameters);
   const std::vector<bool> read_from_disk =
-      last_units(layout, options.disk_parameters, has_parameters);
+      last_units(units, options.disk_parameters, has_parameters);
   std::vector<ScheduleBuffer> buffers;
-  for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
-    const Unit& unit = layout.units[static_cast<std::size_t>(u)];
+  for (int u = 0; u < static_cast<int>(units.size()); ++u) {
+    const ScheduleUnit& unit = units[static_cast<std::size_t>(u)];
     const Tier frozen_home = read_from_disk[static_cast<std::size_t>(u)]   ? Tier::kDisk
                              : read_from_host[static_cast<std::size_t>(u)] ? Tier::kHost
                                                                            : Tier::kDevice;
@@ -110,18 +125,17 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
                          .persistent = true,
                          .tier = tier});
     };
-    const std::int64_t trainable = unit.trainable.padded_numel;
+    const std::int64_t trainable = unit.trainable_numel;
     const bool updated_elsewhere = on_host && parameter_home == Tier::kDevice;
     add("parameter", Role::kParameter, options.parameter_dtype, placement.parameter, trainable,
         parameter_home);
     add("frozen", Role::kFrozen, options.parameter_dtype, placement.frozen_axes(),
-        unit.frozen.padded_numel, frozen_home);
-    add("quantized", Role::kQuantized, DType::kUInt8, placement.frozen_axes(),
-        unit.quantized.padded_numel, frozen_home);
+        unit.frozen_numel, frozen_home);
+    add("quantized", Role::kQuantized, DType::kUInt8, placement.frozen_axes(), unit.quantized_bytes,
+        frozen_home);
     if (updated_elsewhere || options.parameter_dtype != DType::kFloat32) {
       add("master", Role::kMaster, DType::kFloat32, placement.optimizer, trainable, home);
     }
-    check_alignment(unit.trainable, options, unit.name);
     for (const OptimizerTensor& tensor : options.optimizer_tensors) {
       add(tensor.name, Role::kOptimizer, tensor.format, placement.optimizer, trainable, home,
           tensor.block);

@@ -1,4 +1,4 @@
-#include "tessera/sharding/synchronise.h"
+#include "tessera/sharding/passes.h"
 
 #include <algorithm>
 #include <array>

@@ -10,7 +10,7 @@
 #include "tessera/core/dtype.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/mesh.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/plan_options.h"
 
 namespace tessera {
 
@@ -191,25 +191,14 @@ struct ScheduleUnit {
   bool operator==(const ScheduleUnit&) const = default;
 };
 
-/// The effect of a schedule on the training state.
-enum class Purpose : std::uint8_t {
-  kTrain,     ///< one optimizer step: every trainable tensor ends one version on
-  kEvaluate,  ///< forward passes: the state stays as it is
-};
-std::string_view to_string(Purpose purpose);
-
 /// One step as a value: what every rank does, in the order in which the host issues it. Actions of
 /// one lane run in this order, and between lanes only waits order. Nothing else does from one step
 /// to the next: the next may begin while this one's last actions run. The same schedule serves
 /// every rank, so all ranks issue the same collectives in the same order.
-struct Schedule {
-  Purpose purpose = Purpose::kTrain;
-  Mesh mesh;
-  Placement placement;  ///< without axes of size 1; fixes the order in which axes shard
-  DType parameter_dtype = DType::kFloat32;  ///< compute and all-gather
-  DType reduce_dtype = DType::kFloat32;     ///< in which passes leave gradients, and send them
-  int micro_steps = 1;
-  Recompute recompute = Recompute::kNone;
+///
+/// A schedule holds the options that it was planned with: passes of planning read nothing else. Of
+/// the placement, axes of size 1 are left out; it fixes the order in which axes shard.
+struct Schedule : PlanOptions {
   std::vector<ScheduleUnit> units;
   std::vector<ScheduleLayer> layers;
   int first_backward_layer = 0;  ///< layers before it have nothing to train

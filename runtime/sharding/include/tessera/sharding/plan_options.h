@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/tape.h"
+#include "tessera/core/dtype.h"
+#include "tessera/core/mesh.h"
+#include "tessera/sharding/placement.h"
+
+namespace tessera {
+
+/// The effect of a schedule on the training state.
+enum class Purpose : std::uint8_t {
+  kTrain,     ///< one optimizer step: every trainable tensor ends one version on
+  kEvaluate,  ///< forward passes: the state stays as it is
+};
+std::string_view to_string(Purpose purpose);
+
+/// A tensor that the optimizer keeps beside each trainable parameter; see OptimizerState.
+struct OptimizerTensor {
+  std::string name;
+  DType format = DType::kFloat32;
+  std::int64_t block = 1;  ///< elements of a parameter that it has one element for
+  bool operator==(const OptimizerTensor&) const = default;
+};
+
+/// The options that decide which training state a rank keeps, and which shards of it.
+struct StateOptions {
+  Mesh mesh;
+  Placement placement;
+  DType parameter_dtype = DType::kFloat32;
+  /// The tensors that the optimizer keeps for each trainable parameter.
+  std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
+  /// Share of the units whose optimizer state is on the host: the last ones, to the nearest number
+  /// of those that have something to train. The optimizer updates units in forward order, so these
+  /// are the ones whose gradients are there first and whose parameters are needed last.
+  double offload_optimizer = 0.0;
+  /// Share of the units whose parameters are on the host, frozen ones among them, and with them
+  /// their optimizer state: the last ones again. Layers read them from slots on the device. Where
+  /// frozen parameters are sharded otherwise than trainable ones, the frozen ones are meant alone.
+  double offload_parameters = 0.0;
+  /// Share of the units whose master weights and optimizer tensors are on disk: the last ones, as
+  /// with offload_optimizer. The optimizer updates them on the host.
+  double disk_optimizer = 0.0;
+  /// Share of the units whose parameters are on disk, as with offload_parameters, and read to the
+  /// host ahead of use. Their optimizer state is on the host, or on disk as `disk_optimizer` says.
+  double disk_parameters = 0.0;
+};
+
+/// What a step keeps in memory to save time, and what it computes again to save memory.
+struct StepPolicy {
+  int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
+  int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it
+  Recompute recompute = Recompute::kNone;
+  int prefetch_host = 1;  ///< shards copied from the host ahead of their all-gather, gradients
+                          ///< ahead of what is added to them, layers' inputs ahead of backward
+  int prefetch_disk = 2;  ///< units read from disk ahead of the one that is copied to the device,
+                          ///< or updated and written back
+  bool operator==(const StepPolicy&) const = default;
+};
+
+/// All that turns a layout into a schedule.
+///
+/// A mixed precision policy chooses only these two dtypes. Tensors that layers hand
+/// on, logits included, has parameter_dtype: a dtype for outputs would only add casts. Losses are
+/// fp32. So are master weights, moments and sharded gradients, always: in bf16, most updates would
+/// be lost in rounding.
+struct PlanOptions {
+  Purpose purpose = Purpose::kTrain;
+  Mesh mesh;
+  Placement placement;
+  bool reshard_after_forward = true;
+  ReductionOrder reduction_order = ReductionOrder::kRank;
+  DType parameter_dtype = DType::kFloat32;
+  DType reduce_dtype = DType::kFloat32;
+  int micro_steps = 1;
+  bool accumulate_unsharded = false;
+  StepPolicy policy{};
+  /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
+  /// compute lane. Those on the host always have.
+  bool overlap_optimizer = false;
+  /// The tensors that the optimizer keeps; see StateOptions.
+  std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
+
+  double offload_optimizer = 0.0;   ///< see StateOptions
+  double offload_parameters = 0.0;  ///< see StateOptions
+  double disk_optimizer = 0.0;      ///< see StateOptions
+  double disk_parameters = 0.0;     ///< see StateOptions
+  /// Share of the units with something to train, the last ones, whose reduced gradients are on the
+  /// host between micro-steps and until the optimizer step; the device has slots for them.
+  double offload_gradients = 0.0;
+  /// By layer: elements of its input in a micro-step, see layer_input_numels(). The inputs that
+  /// recomputed layers keep wait for backward on the host then, but for those of the last
+  /// policy.prefetch_host layers, whose backward comes first. Empty: they stay.
+  std::vector<std::int64_t> offload_activations{};
+
+  bool operator==(const PlanOptions&) const = default;
+
+  /// The part of these that decides which state a rank keeps.
+  StateOptions state() const {
+    return {mesh,
+            placement,
+            parameter_dtype,
+            optimizer_tensors,
+            offload_optimizer,
+            offload_parameters,
+            disk_optimizer,
+            disk_parameters};
+  }
+};
+
+}  // namespace tessera

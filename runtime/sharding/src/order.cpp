@@ -1,0 +1,239 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "pass_tools.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/exact_sum.h"
+#include "tessera/sharding/passes.h"
+#include "tessera/sharding/state_buffers.h"
+
+// [Note: order]
+//
+// The compute lane is fixed by the model: forward of every layer, the loss layer's forward and
+// backward in one, backward of the other layers in reverse; once per micro-step. A unit's gradient
+// of a micro-step is written by the layers that share it, one after the other, and added to the
+// sum of the step after the last of them.
+namespace tessera {
+namespace {
+
+/// The state of one rank that keeps everything on the device.
+StateOptions whole_state(const Schedule& schedule) {
+  StateOptions options = schedule.state();
+  options.placement = {};
+  options.offload_optimizer = options.offload_parameters = 0.0;
+  options.disk_optimizer = options.disk_parameters = 0.0;
+  return options;
+}
+
+class Order {
+ public:
+  explicit Order(Schedule& schedule)
+      : schedule_(schedule),
+        trains_(schedule.purpose == Purpose::kTrain),
+        flats_(schedule.units.size()),
+        sums_(schedule.units.size(), -1),
+        writers_(schedule.units.size(), -1) {}
+
+  void run();
+
+ private:
+  /// A unit's gradient of the micro-step at hand.
+  struct Gradient {
+    int unit;
+    int buffer;
+  };
+
+  void list_flats();
+  void add_sums();
+  int add_scalars(BufferKind kind, DType format, std::int64_t numel);
+  Operand add_activation(BufferKind kind, int layer, int micro_step);
+  void forward(int layer, int micro_step);
+  void loss(int micro_step);
+  void backward(int layer, int micro_step);
+  Action begin(const Operation& operation, int layer, int micro_step) const;
+  void read_parameters(Action& action, const std::vector<int>& units) const;
+  void write_gradients(Action& action);
+  void leave_gradient_of_input(Action& action);
+  void add_up_gradients(int layer, int micro_step);
+  const ScheduleLayer& layer(int index) const {
+    return schedule_.layers[static_cast<std::size_t>(index)];
+  }
+
+  Schedule& schedule_;
+  const bool trains_;
+  std::vector<std::vector<int>> flats_;  ///< by unit: buffers of its parameters
+  std::vector<int> sums_;                ///< by unit: the buffer of its gradient
+  std::vector<int> writers_;             ///< by unit: the layer whose backward is the last to add
+  std::vector<Gradient> open_;           ///< in order of first write
+  std::vector<Operand> outputs_;         ///< by layer, of the micro-step at hand
+  Operand output_gradient_;              ///< of the layer whose backward comes next
+  Operand tokens_, losses_;
+};
+
+void Order::list_flats() {
+  // As layers read them: quantised ones first.
+  for (const Role role : {Role::kQuantized, Role::kParameter, Role::kFrozen}) {
+    for (int b = 0; b < static_cast<int>(schedule_.buffers.size()); ++b) {
+      const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
+      if (is_flat_parameter(buffer) && buffer.role == role) {
+        flats_[static_cast<std::size_t>(buffer.unit)].push_back(b);
+      }
+    }
+  }
+}
+
+void Order::add_sums() {
+  for (int l = static_cast<int>(schedule_.layers.size()) - 1; l >= 0; --l) {
+    for (const int unit : layer(l).gradients) writers_[static_cast<std::size_t>(unit)] = l;
+  }
+  for (std::size_t u = 0; u < sums_.size(); ++u) {
+    const ScheduleUnit& unit = schedule_.units[u];
+    if (unit.trainable_numel == 0) continue;
+    sums_[u] = add_buffer(schedule_, {.name = unit.name + ".gradient",
+                                      .kind = BufferKind::kGradient,
+                                      .role = Role::kGradient,
+                                      .unit = static_cast<int>(u),
+                                      .numel = unit.trainable_numel});
+  }
+}
+
+int Order::add_scalars(BufferKind kind, DType format, std::int64_t numel) {
+  return add_buffer(
+      schedule_,
+      {.name = std::string(to_string(kind)), .kind = kind, .format = format, .numel = numel});
+}
+
+Operand Order::add_activation(BufferKind kind, int l, int micro_step) {
+  const bool gradient = kind == BufferKind::kActivationGradient;
+  return {.buffer = add_buffer(
+              schedule_, {.name = concat(gradient ? "d." : "x.", layer(l).name, ".m", micro_step),
+                          .kind = kind,
+                          .role = gradient ? Role::kActivationGradient : Role::kActivation,
+                          .layer = l,
+                          .micro_step = micro_step,
+                          .format = schedule_.parameter_dtype})};
+}
+
+Action Order::begin(const Operation& operation, int l, int micro_step) const {
+  return {.operation = &operation, .layer = l, .micro_step = micro_step};
+}
+
+void Order::read_parameters(Action& action, const std::vector<int>& units) const {
+  for (const int unit : units) {
+    for (const int flat : flats_[static_cast<std::size_t>(unit)]) {
+      action.reads.push_back({.buffer = flat, .unit = unit});
+    }
+  }
+}
+
+void Order::write_gradients(Action& action) {
+  for (const int unit : layer(action.layer).gradients) {
+    const auto known = std::ranges::find(open_, unit, &Gradient::unit);
+    if (known != open_.end()) {
+      action.writes.push_back({.buffer = known->buffer, .unit = unit, .adds = true});
+      continue;
+    }
+    const ScheduleUnit& of = schedule_.units[static_cast<std::size_t>(unit)];
+    const int buffer = add_buffer(schedule_, {.name = concat(of.name, ".g", action.micro_step),
+                                              .kind = BufferKind::kWholeSlot,
+                                              .role = Role::kGradient,
+                                              .micro_step = action.micro_step,
+                                              .format = schedule_.reduce_dtype,
+                                              .numel = of.trainable_numel});
+    open_.push_back({unit, buffer});
+    action.writes.push_back({.buffer = buffer, .unit = unit});
+  }
+}
+
+void Order::leave_gradient_of_input(Action& action) {
+  if (action.layer <= schedule_.first_backward_layer) return;
+  output_gradient_ =
+      add_activation(BufferKind::kActivationGradient, action.layer - 1, action.micro_step);
+  action.writes.push_back(output_gradient_);
+}
+
+/// Of units to which no layer before this one contributes.
+void Order::add_up_gradients(int l, int micro_step) {
+  std::erase_if(open_, [&](const Gradient& gradient) {
+    const auto u = static_cast<std::size_t>(gradient.unit);
+    if (writers_[u] != l) return false;
+    schedule_.actions.push_back(
+        {.operation = &operations::kCast,
+         .reads = {{.buffer = gradient.buffer, .unit = gradient.unit}},
+         .writes = {{.buffer = sums_[u], .unit = gradient.unit, .adds = micro_step > 0}}});
+    return true;
+  });
+}
+
+void Order::forward(int l, int micro_step) {
+  Action action = begin(operations::kForward, l, micro_step);
+  read_parameters(action, layer(l).forward_reads);
+  if (l > 0) action.reads.push_back(outputs_.back());
+  outputs_.push_back(add_activation(BufferKind::kActivation, l, micro_step));
+  action.writes.push_back(outputs_.back());
+  schedule_.actions.push_back(std::move(action));
+}
+
+void Order::loss(int micro_step) {
+  const int last = static_cast<int>(schedule_.layers.size()) - 1;
+  Action action = begin(trains_ ? operations::kLoss : operations::kForwardLoss, last, micro_step);
+  std::vector<int> units = layer(last).forward_reads;
+  for (const int unit : trains_ ? layer(last).backward_reads : std::vector<int>()) {
+    if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  read_parameters(action, units);
+  if (last > 0) action.reads.push_back(outputs_.back());
+  if (trains_) {
+    write_gradients(action);
+    leave_gradient_of_input(action);
+    action.reads.push_back(tokens_);
+  }
+  action.writes.push_back(losses_);
+  action.writes.back().adds = true;
+  schedule_.actions.push_back(std::move(action));
+  if (trains_) add_up_gradients(last, micro_step);
+}
+
+void Order::backward(int l, int micro_step) {
+  Action action = begin(operations::kBackward, l, micro_step);
+  read_parameters(action, layer(l).backward_reads);
+  action.reads.push_back(outputs_[static_cast<std::size_t>(l)]);
+  action.reads.push_back(output_gradient_);
+  write_gradients(action);
+  leave_gradient_of_input(action);
+  schedule_.actions.push_back(std::move(action));
+  add_up_gradients(l, micro_step);
+}
+
+void Order::run() {
+  schedule_.buffers = state_buffers(schedule_.units, whole_state(schedule_));
+  list_flats();
+  if (trains_) add_sums();
+  tokens_.buffer = add_scalars(BufferKind::kTokens, DType::kInt64, 1);
+  losses_.buffer = add_scalars(BufferKind::kLoss, DType::kInt64, kExactSumWords);
+  const Operand results{.buffer = add_scalars(BufferKind::kResults, DType::kFloat64, 2)};
+  schedule_.actions.push_back({.operation = &operations::kCountTokens,
+                               .lane = Lane::kReduce,
+                               .writes = {tokens_, losses_}});
+  const int last = static_cast<int>(schedule_.layers.size()) - 1;
+  for (int m = 0; m < schedule_.micro_steps; ++m) {
+    outputs_.clear();
+    for (int l = 0; l < last; ++l) forward(l, m);
+    loss(m);
+    for (int l = last - 1; trains_ && l >= schedule_.first_backward_layer; --l) backward(l, m);
+  }
+  schedule_.actions.push_back({.operation = &operations::kResults,
+                               .lane = Lane::kReduce,
+                               .reads = {tokens_, losses_},
+                               .writes = {results}});
+}
+
+}  // namespace
+
+Schedule order(Schedule schedule) {
+  Order(schedule).run();
+  return schedule;
+}
+
+}  // namespace tessera

@@ -1,0 +1,68 @@
+#include "pass_tools.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/sharding/state_buffers.h"
+
+namespace tessera {
+
+int add_buffer(Schedule& schedule, ScheduleBuffer buffer) {
+  schedule.buffers.push_back(std::move(buffer));
+  return static_cast<int>(schedule.buffers.size()) - 1;
+}
+
+void set_state(Schedule& schedule, const StateOptions& options) {
+  const auto is_state = [](const ScheduleBuffer& buffer) { return buffer.persistent; };
+  std::vector<ScheduleBuffer> buffers = state_buffers(schedule.units, options);
+  std::map<std::string, int> places;
+  for (int b = 0; b < static_cast<int>(buffers.size()); ++b) {
+    places[buffers[static_cast<std::size_t>(b)].name] = b;
+  }
+  const std::vector<ScheduleBuffer> before = schedule.buffers;
+  std::vector<int> moved;
+  for (ScheduleBuffer& buffer : schedule.buffers) {
+    if (is_state(buffer)) {
+      moved.push_back(places.at(buffer.name));
+    } else {
+      moved.push_back(static_cast<int>(buffers.size()));
+      buffers.push_back(std::move(buffer));
+    }
+  }
+  schedule.buffers = std::move(buffers);
+  for (Action& action : schedule.actions) {
+    for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+      for (Operand& operand : *operands) {
+        const bool is_all =
+            operand.sharded == before[static_cast<std::size_t>(operand.buffer)].sharded;
+        operand.buffer = moved[static_cast<std::size_t>(operand.buffer)];
+        if (is_all) operand.sharded = schedule.buffer(operand).sharded;
+      }
+    }
+  }
+}
+
+bool is_flat_parameter(const ScheduleBuffer& buffer) {
+  return buffer.kind == BufferKind::kState &&
+         (buffer.role == Role::kParameter || buffer.role == Role::kFrozen ||
+          buffer.role == Role::kQuantized);
+}
+
+int find_of_unit(const Schedule& schedule, BufferKind kind, Role role, int unit) {
+  const auto found = std::ranges::find_if(schedule.buffers, [&](const ScheduleBuffer& buffer) {
+    return buffer.kind == kind && buffer.role == role && buffer.unit == unit;
+  });
+  return found == schedule.buffers.end() ? -1 : static_cast<int>(found - schedule.buffers.begin());
+}
+
+void replace_buffer(Action& action, int from, int to) {
+  for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+    for (Operand& operand : *operands) {
+      if (operand.buffer == from) operand.buffer = to;
+    }
+  }
+}
+
+}  // namespace tessera

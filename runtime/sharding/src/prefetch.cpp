@@ -1,0 +1,292 @@
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "pass_tools.h"
+#include "tessera/sharding/passes.h"
+
+// [Note: prefetch]
+//
+// 1. A *residency* is a stretch of passes during which a unit's parameters stay in a buffer. Uses
+//    of a unit are joined into one residency where releasing it in between would be pointless: the
+//    next use is (nearly) the next pass, it would be brought again before the release anyway, or
+//    the policy keeps parameters until backward.
+// 2. Residencies are numbered by first use; those that begin with the same pass share a number.
+//    What brings number i is issued just before the pass with which number i - depth begins. So
+//    `depth` of them are in flight ahead of use, and all-gather i + 1 is issued before the reshard
+//    or the reduction of i.
+// 3. Decoded parameters are in a buffer around each use.
+// 4. A layer's input on the host comes back as many passes ahead of its backward as its memory is
+//    given back after its forward, so that both copies are hidden. Where that leaves no pass in
+//    between, the input stays.
+namespace tessera {
+namespace {
+
+/// What is gathered of a unit, what is decoded: each is joined and issued for itself.
+enum class Ring : std::uint8_t { kParameters, kQuantized, kDecoded };
+
+Ring ring_of(const ScheduleBuffer& buffer) {
+  if (buffer.role == Role::kDecoded) return Ring::kDecoded;
+  return buffer.role == Role::kQuantized ? Ring::kQuantized : Ring::kParameters;
+}
+
+/// A stretch of passes [first, last] during which a unit's parameters are in a buffer.
+struct Residency {
+  int unit = 0;
+  int buffer = 0;
+  bool is_cut = false;  ///< it is gathered, not only copied
+  int first = 0;
+  int last = 0;
+  int issue = 0;                  ///< the pass before which `actions` are issued
+  std::vector<Action> actions{};  ///< that bring it
+  std::vector<int> joined{};      ///< buffers of later uses, which it stands for
+};
+
+/// A layer's input that waits on the host, from its forward to its backward.
+struct WaitingInput {
+  int forward = 0;
+  int backward = 0;
+  Action leave{};  ///< the copy to the host
+  std::vector<Action> release{};
+  std::vector<Action> come_back{};
+};
+
+class Residencies {
+ public:
+  Residencies(const Schedule& schedule, Ring ring, const std::vector<Action>& passes)
+      : passes_(passes),
+        ring_(ring),
+        keeps_(!schedule.reshard_after_forward && ring != Ring::kDecoded),
+        forward_(ring == Ring::kDecoded ? 0 : schedule.policy.prefetch_forward),
+        backward_(ring == Ring::kDecoded ? 0 : schedule.policy.prefetch_backward),
+        units_(schedule.units.size()) {}
+
+  void add(Residency use);
+  void issue();
+  const std::vector<Residency>& all() const { return all_; }
+
+ private:
+  bool is_kept(const Residency& residency, int next) const;
+  int micro_step(int pass) const { return passes_[static_cast<std::size_t>(pass)].micro_step; }
+  static void join(Residency& residency, Residency next) {
+    residency.last = next.last;
+    residency.joined.push_back(next.buffer);
+    std::ranges::move(next.joined, std::back_inserter(residency.joined));
+  }
+
+  const std::vector<Action>& passes_;
+  const Ring ring_;
+  const bool keeps_;
+  const int forward_, backward_;
+  const std::size_t units_;
+  std::vector<Residency> all_;       ///< by first use
+  std::map<int, std::size_t> open_;  ///< by unit: the one of its last use
+};
+
+/// What nothing cuts is here because it comes from the host: it is not kept, to save memory.
+bool Residencies::is_kept(const Residency& residency, int next) const {
+  if (next - residency.last <= 2) return true;  // at most one pass in between: as good as kept
+  return keeps_ && residency.is_cut && micro_step(residency.last) == micro_step(next);
+}
+
+void Residencies::add(Residency use) {
+  const auto known = open_.find(use.unit);
+  if (known != open_.end() && is_kept(all_[known->second], use.first)) {
+    return join(all_[known->second], std::move(use));
+  }
+  open_[use.unit] = all_.size();
+  all_.push_back(std::move(use));
+}
+
+/// Sets the issue points; joins a residency to the unit's previous one of the same micro-step where
+/// it would be issued before that one ends. Joining renumbers, so it repeats until nothing changes.
+void Residencies::issue() {
+  for (bool joined = true; joined;) {
+    joined = false;
+    std::vector<Residency> kept;
+    std::vector<int> previous(units_, -1);
+    std::vector<int> firsts;  // by number: the pass that it begins with
+    int last_issue = 0;
+    for (Residency& r : all_) {
+      if (firsts.empty() || firsts.back() != r.first) firsts.push_back(r.first);
+      const std::size_t number = firsts.size() - 1;
+      const Action& pass = passes_[static_cast<std::size_t>(r.first)];
+      const auto depth =
+          static_cast<std::size_t>(pass.operation == &operations::kBackward ? backward_ : forward_);
+      r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
+      int& earlier = previous[static_cast<std::size_t>(r.unit)];
+      if (earlier >= 0 && r.issue <= kept[static_cast<std::size_t>(earlier)].last) {
+        Residency& last = kept[static_cast<std::size_t>(earlier)];
+        if (micro_step(last.last) == micro_step(r.first)) {
+          join(last, std::move(r));
+          joined = true;
+          continue;
+        }
+        r.issue = last.last + 1;  // micro-steps gather anew: their bytes do not depend on depth
+      }
+      last_issue = r.issue;
+      earlier = static_cast<int>(kept.size());
+      kept.push_back(std::move(r));
+    }
+    all_ = std::move(kept);
+  }
+}
+
+class Prefetch {
+ public:
+  explicit Prefetch(Schedule& schedule) : schedule_(schedule) {}
+
+  void run();
+
+ private:
+  /// Actions around one pass, in the order in which they are issued.
+  struct Surroundings {
+    std::vector<Action> releases, returns, brought, decoded;                   // before it
+    std::vector<Action> reshards, reshards_of_decoded, reshards_of_quantized;  // after it
+    std::vector<Action> leaves;  // the same, before reshards
+    std::vector<Action> rest;    // after these
+  };
+
+  void take_apart();
+  void move_inputs();
+  void move_parameters();
+  void put_together();
+  void bring(std::vector<Action> actions, int pass);
+  Surroundings& around(int pass) { return around_[static_cast<std::size_t>(pass)]; }
+
+  Schedule& schedule_;
+  std::vector<Action> before_;  ///< the first pass
+  std::vector<Action> passes_;
+  std::vector<Surroundings> around_;
+  std::vector<std::pair<Ring, Residency>> uses_;
+  std::map<int, WaitingInput> inputs_;  ///< by activation
+  std::map<int, int> buffers_;          ///< of uses that are joined: where these are instead
+};
+
+/// A use begins with the actions that bring it, before its pass.
+void Prefetch::bring(std::vector<Action> actions, int pass) {
+  const Operand& whole = actions.back().writes.front();
+  const Ring ring = ring_of(schedule_.buffer(whole));
+  uses_.emplace_back(ring, Residency{.unit = whole.unit,
+                                     .buffer = whole.buffer,
+                                     .is_cut = !actions.back().axes.empty(),
+                                     .first = pass,
+                                     .last = pass,
+                                     .actions = std::move(actions)});
+}
+
+void Prefetch::take_apart() {
+  std::vector<Action> pending;  // on its way to a buffer for layers
+  for (Action& action : schedule_.actions) {
+    const Operation* const operation = action.operation;
+    const int next = static_cast<int>(passes_.size());
+    if (operation->is_pass) {
+      passes_.push_back(std::move(action));
+      around_.emplace_back();
+      continue;
+    }
+    const ScheduleBuffer& target = schedule_.buffer(action.writes.front());
+    const int activation = action.writes.front().buffer;
+    if (operation == &operations::kReshard) {
+      continue;  // follows from the residencies
+    }
+    if (target.holds_for_layers() || target.role == Role::kDecoded) {
+      pending.push_back(std::move(action));
+      if (target.kind == BufferKind::kWholeSlot) bring(std::exchange(pending, {}), next);
+    } else if (target.kind == BufferKind::kInput) {
+      const int left = action.reads.front().buffer;
+      inputs_[left] = {.forward = next - 1, .leave = std::move(action)};
+    } else if (operation == &operations::kRelease) {
+      inputs_.at(activation).release.push_back(std::move(action));
+    } else if (operation == &operations::kReserve ||
+               (operation == &operations::kCopy && target.is_activation())) {
+      inputs_.at(activation).backward = next;
+      inputs_.at(activation).come_back.push_back(std::move(action));
+    } else {
+      (passes_.empty() ? before_ : around_.back().rest).push_back(std::move(action));
+    }
+  }
+}
+
+void append(std::vector<Action>& to, std::vector<Action> actions) {
+  std::ranges::move(actions, std::back_inserter(to));
+}
+
+void Prefetch::move_inputs() {
+  const int ahead = schedule_.policy.prefetch_host;
+  std::vector<WaitingInput*> by_backward;
+  for (auto& [activation, input] : inputs_) by_backward.push_back(&input);
+  std::ranges::sort(by_backward, {}, &WaitingInput::backward);
+  for (WaitingInput* const input : by_backward) {
+    const int release = input->forward + 1 + ahead, reserve = input->backward - ahead;
+    if (release > reserve) continue;
+    around(input->forward).leaves.push_back(std::move(input->leave));
+    append(around(release).releases, std::move(input->release));
+    append(around(reserve).returns, std::move(input->come_back));
+  }
+}
+
+void Prefetch::move_parameters() {
+  const auto reshard = [](std::vector<Action>& to, const Residency& r) {
+    to.push_back({.operation = &operations::kReshard, .writes = {{r.buffer, r.unit}}});
+  };
+  for (const Ring ring : {Ring::kParameters, Ring::kQuantized, Ring::kDecoded}) {
+    Residencies residencies(schedule_, ring, passes_);
+    for (auto& [of, use] : uses_) {
+      if (of == ring) residencies.add(std::move(use));
+    }
+    residencies.issue();
+    for (const Residency& r : residencies.all()) {
+      Surroundings& first = around(r.issue);
+      append(ring == Ring::kDecoded ? first.decoded : first.brought, r.actions);
+      Surroundings& last = around(r.last);
+      reshard(ring == Ring::kDecoded     ? last.reshards_of_decoded
+              : ring == Ring::kQuantized ? last.reshards_of_quantized
+                                         : last.reshards,
+              r);
+      for (const int buffer : r.joined) buffers_[buffer] = r.buffer;
+    }
+  }
+}
+
+void Prefetch::put_together() {
+  std::vector<Action>& actions = schedule_.actions;
+  actions = std::move(before_);
+  for (std::size_t p = 0; p < passes_.size(); ++p) {
+    Surroundings& here = around_[p];
+    for (std::vector<Action>* const before :
+         {&here.releases, &here.returns, &here.brought, &here.decoded}) {
+      append(actions, std::move(*before));
+    }
+    actions.push_back(std::move(passes_[p]));
+    for (std::vector<Action>* const after :
+         {&here.leaves, &here.reshards, &here.reshards_of_decoded, &here.reshards_of_quantized,
+          &here.rest}) {
+      append(actions, std::move(*after));
+    }
+  }
+  for (Action& action : actions) {
+    for (Operand& operand : action.reads) {
+      const auto joined = buffers_.find(operand.buffer);
+      if (joined != buffers_.end()) operand.buffer = joined->second;
+    }
+  }
+}
+
+void Prefetch::run() {
+  take_apart();
+  move_inputs();
+  move_parameters();
+  put_together();
+}
+
+}  // namespace
+
+Schedule prefetch(Schedule schedule) {
+  Prefetch(schedule).run();
+  return schedule;
+}
+
+}  // namespace tessera

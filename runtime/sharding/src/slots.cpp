@@ -1,0 +1,310 @@
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pass_tools.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/passes.h"
+
+// [Note: slots]
+//
+// 1. What a cast leaves unchanged needs no buffer before it: a micro-step's gradient that becomes
+//    the sum as it is is written there.
+// 2. Contents for passes (whole parameters, gradients as layers write them) whose occupations on
+// the
+//    compute lane overlap need different slots. A chain of equal units gets a ring: one slot in use
+//    and `depth` ahead, and one more where a layer is kept while its successor is already there.
+//    A gradient that is sent occupies its slot until `depth` others have begun after its last
+//    write.
+// 3. Other contents have the slots of a ring in turn, one in use and `depth` ahead, each as large
+//    as the largest of them.
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kEver = std::numeric_limits<std::int64_t>::max();
+
+// Positions on the compute lane: before a pass, and during it.
+constexpr std::int64_t before(std::int64_t pass) { return 2 * pass; }
+constexpr std::int64_t during(std::int64_t pass) { return 2 * pass + 1; }
+
+/// A content and the stretch of passes during which it has its slot.
+struct Occupation {
+  int buffer = 0;
+  int first = -1, last = -1;  ///< passes: of a gradient, that write it
+  bool is_sent = false;       ///< by a lane of its own
+  std::int64_t numel = 0;
+  std::int64_t begin = 0, end = 0;  ///< occupied, both inclusive: positions as above
+  std::size_t slot = 0;
+};
+
+/// Gives each the lowest slot that is free during its occupation, and returns the slots' sizes.
+/// Largest first, so that a small unit can sit in a big slot but never the other way round.
+std::vector<std::int64_t> colour(std::vector<Occupation>& occupations) {
+  std::vector<Occupation*> by_size;
+  for (Occupation& occupation : occupations) by_size.push_back(&occupation);
+  std::ranges::stable_sort(by_size, std::greater(), &Occupation::numel);
+  std::vector<std::int64_t> sizes;
+  std::vector<std::map<std::int64_t, std::int64_t>> taken;  // by slot: begin -> end
+  for (Occupation* const occupation : by_size) {
+    const auto is_free = [&](const std::map<std::int64_t, std::int64_t>& others) {
+      const auto next = others.lower_bound(occupation->begin);
+      if (next != others.end() && next->first <= occupation->end) return false;
+      return next == others.begin() || std::prev(next)->second < occupation->begin;
+    };
+    occupation->slot =
+        static_cast<std::size_t>(std::ranges::find_if(taken, is_free) - taken.begin());
+    if (occupation->slot == taken.size()) {
+      sizes.push_back(occupation->numel);
+      taken.emplace_back();
+    }
+    taken[occupation->slot][occupation->begin] = occupation->end;
+  }
+  return sizes;
+}
+
+/// What decides on the ring that a content is in, and the order of rings among buffers.
+struct RingKey {
+  BufferKind kind;
+  Role role;
+  Tier tier;
+  std::string tensor;
+  auto operator<=>(const RingKey&) const = default;
+};
+
+/// The name of slot `index` of a ring.
+std::string slot_name(const RingKey& ring, std::size_t index) {
+  const std::string quantized = ring.role == Role::kQuantized ? "q" : "";
+  switch (ring.kind) {
+    case BufferKind::kShardSlot:
+      return concat(quantized, 's', index);
+    case BufferKind::kStagingSlot:
+      return concat(quantized, 'd', index);
+    case BufferKind::kUpdateSlot:
+      return concat("update", index, ring.tier == Tier::kHost ? "@host" : "");
+    case BufferKind::kSumSlot:
+      return concat("sum", index);
+    case BufferKind::kStateSlot:
+      return concat(
+          'o', index, '.',
+          ring.role == Role::kOptimizer ? ring.tensor : std::string(to_string(ring.role)));
+    default:
+      return concat(ring.role == Role::kQuantized   ? 'q'
+                    : ring.role == Role::kDecoded   ? 'w'
+                    : ring.role == Role::kParameter ? 'p'
+                                                    : 'g',
+                    index);
+  }
+}
+
+class Slots {
+ public:
+  explicit Slots(Schedule& schedule) : schedule_(schedule), slot_of_(schedule.buffers.size(), -1) {}
+
+  void run();
+
+ private:
+  void write_sums_directly();
+  void find_occupations();
+  void colour_ring(const RingKey& ring, std::vector<Occupation> contents);
+  void take_turns(const RingKey& ring, const std::vector<Occupation>& contents);
+  int add_slot(const RingKey& ring, std::size_t index, const ScheduleBuffer& like,
+               std::int64_t numel);
+  void replace_contents();
+  void sort_buffers();
+
+  Schedule& schedule_;
+  std::vector<int> slot_of_;                          ///< by content
+  std::map<RingKey, std::vector<Occupation>> rings_;  ///< contents in order of first write
+};
+
+void Slots::write_sums_directly() {
+  std::map<int, int> sums;  // by content
+  std::vector<Action> actions;
+  for (Action& action : schedule_.actions) {
+    const bool copies = action.operation == &operations::kCast && !action.writes.front().adds;
+    if (copies) {
+      const Operand &from = action.reads.front(), &to = action.writes.front();
+      if (is_written_gradient(schedule_.buffer(from)) &&
+          schedule_.is_of_kind(to, BufferKind::kGradient) &&
+          schedule_.buffer(from).format == schedule_.buffer(to).format &&
+          schedule_.buffer(from).numel == schedule_.buffer(to).numel) {
+        sums[from.buffer] = to.buffer;
+        continue;
+      }
+    }
+    actions.push_back(std::move(action));
+  }
+  schedule_.actions = std::move(actions);
+  if (sums.empty()) return;
+  for (Action& action : schedule_.actions) {
+    for (Operand& operand : action.writes) {
+      const auto sum = sums.find(operand.buffer);
+      if (sum != sums.end()) operand.buffer = sum->second;
+    }
+  }
+}
+
+void Slots::find_occupations() {
+  struct Place {
+    std::vector<Occupation>* ring = nullptr;
+    std::size_t index = 0;
+  };
+  std::vector<Place> places(schedule_.buffers.size());
+  int passes = 0;  // so far
+  for (const Action& action : schedule_.actions) {
+    const bool is_pass = action.operation->is_pass;
+    const int now = is_pass ? passes++ : passes;
+    for (const Operand& operand : action.writes) {
+      const ScheduleBuffer& buffer = schedule_.buffer(operand);
+      if (!buffer.is_slot()) continue;
+      Place& place = places[static_cast<std::size_t>(operand.buffer)];
+      if (place.ring == nullptr) {
+        place.ring = &rings_[{buffer.kind, buffer.role, buffer.tier, buffer.tensor}];
+        place.index = place.ring->size();
+        place.ring->push_back(
+            {.buffer = operand.buffer, .first = now, .last = now, .numel = buffer.numel});
+      }
+      Occupation& occupation = (*place.ring)[place.index];
+      if (is_pass) occupation.last = now;
+      if (action.operation == &operations::kReshard) occupation.last = now - 1;
+    }
+    if (action.lane != Lane::kReduce) continue;
+    for (const Operand& operand : action.reads) {
+      const Place& place = places[static_cast<std::size_t>(operand.buffer)];
+      if (place.ring != nullptr) (*place.ring)[place.index].is_sent = true;
+    }
+  }
+}
+
+int Slots::add_slot(const RingKey& ring, std::size_t index, const ScheduleBuffer& like,
+                    std::int64_t numel) {
+  ScheduleBuffer slot = like;
+  slot.name = slot_name(ring, index);
+  slot.numel = numel;
+  slot.micro_step = -1;
+  return add_buffer(schedule_, std::move(slot));
+}
+
+void Slots::colour_ring(const RingKey& ring, std::vector<Occupation> contents) {
+  const auto depth = static_cast<std::size_t>(schedule_.policy.prefetch_backward);
+  for (Occupation& content : contents) {
+    content.begin = before(content.first);
+    content.end = during(content.last);
+    if (ring.role != Role::kGradient || !content.is_sent || depth == 0) continue;
+    const auto later = std::ranges::upper_bound(contents, content.last, {}, &Occupation::first);
+    const auto remaining = static_cast<std::size_t>(contents.end() - later);
+    content.end =
+        remaining > depth ? before((later + static_cast<std::ptrdiff_t>(depth))->first) - 1 : kEver;
+  }
+  const std::vector<std::int64_t> sizes = colour(contents);
+  const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(contents.front().buffer)];
+  std::vector<int> slots;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    slots.push_back(add_slot(ring, i, like, sizes[i]));
+  }
+  for (const Occupation& content : contents) {
+    slot_of_[static_cast<std::size_t>(content.buffer)] = slots[content.slot];
+  }
+}
+
+void Slots::take_turns(const RingKey& ring, const std::vector<Occupation>& contents) {
+  const bool of_disk = ring.kind == BufferKind::kStagingSlot ||
+                       ring.kind == BufferKind::kStateSlot ||
+                       (ring.kind == BufferKind::kUpdateSlot && ring.tier == Tier::kHost);
+  const StepPolicy& policy = schedule_.policy;
+  const int depth = of_disk ? policy.prefetch_disk : policy.prefetch_host;
+  const auto largest = std::ranges::max_element(contents, {}, &Occupation::numel)->numel;
+  const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(contents.front().buffer)];
+  std::vector<int> slots;
+  for (std::size_t i = 0; i <= static_cast<std::size_t>(depth); ++i) {
+    slots.push_back(add_slot(ring, i, like, largest));
+  }
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    slot_of_[static_cast<std::size_t>(contents[i].buffer)] = slots[i % slots.size()];
+  }
+}
+
+void Slots::replace_contents() {
+  for (Action& action : schedule_.actions) {
+    for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+      for (Operand& operand : *operands) {
+        const int slot = slot_of_[static_cast<std::size_t>(operand.buffer)];
+        if (slot >= 0) operand.buffer = slot;
+      }
+    }
+  }
+}
+
+/// State, what else units have, slots, scalars, activations: each in the order of units and rings.
+/// What no action names goes, but for slots of rings whose turn does not come.
+void Slots::sort_buffers() {
+  std::vector<bool> is_named(schedule_.buffers.size());
+  for (const Action& action : schedule_.actions) {
+    for (const std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+      for (const Operand& operand : *operands) {
+        is_named[static_cast<std::size_t>(operand.buffer)] = true;
+      }
+    }
+  }
+  const auto place = [&](int index) {
+    const ScheduleBuffer& b = schedule_.buffers[static_cast<std::size_t>(index)];
+    const auto of_kind = [](BufferKind kind) { return static_cast<int>(kind); };
+    if (b.persistent) return std::tuple(0, 0, 0);
+    if (b.kind == BufferKind::kCopy) return std::tuple(1, 0, 0);
+    if (b.kind == BufferKind::kGradient) return std::tuple(2, 0, 0);
+    if (b.is_activation()) return std::tuple(6, 0, 0);
+    if (!b.is_slot()) return std::tuple(b.role == Role::kScalars ? 5 : 3, of_kind(b.kind), 0);
+    return std::tuple(4, 0, 0);
+  };
+  std::vector<int> sorted;
+  for (int b = 0; b < static_cast<int>(schedule_.buffers.size()); ++b) {
+    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
+    const bool is_slot_of_ring = b >= static_cast<int>(slot_of_.size());
+    const bool stays =
+        buffer.persistent || is_slot_of_ring || is_named[static_cast<std::size_t>(b)];
+    if (stays) sorted.push_back(b);
+  }
+  std::ranges::stable_sort(sorted, {}, place);
+  std::vector<ScheduleBuffer> buffers;
+  std::vector<int> moved(schedule_.buffers.size(), -1);
+  for (const int b : sorted) {
+    moved[static_cast<std::size_t>(b)] = static_cast<int>(buffers.size());
+    buffers.push_back(std::move(schedule_.buffers[static_cast<std::size_t>(b)]));
+  }
+  schedule_.buffers = std::move(buffers);
+  for (Action& action : schedule_.actions) {
+    for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+      for (Operand& operand : *operands) {
+        operand.buffer = moved[static_cast<std::size_t>(operand.buffer)];
+      }
+    }
+  }
+}
+
+void Slots::run() {
+  write_sums_directly();
+  find_occupations();
+  for (auto& [ring, contents] : rings_) {
+    if (ring.kind == BufferKind::kWholeSlot) {
+      colour_ring(ring, std::move(contents));
+    } else {
+      take_turns(ring, contents);
+    }
+  }
+  replace_contents();
+  sort_buffers();
+}
+
+}  // namespace
+
+Schedule slots(Schedule schedule) {
+  Slots(schedule).run();
+  return schedule;
+}
+
+}  // namespace tessera
