@@ -30,6 +30,7 @@ inline constexpr std::int64_t kEvaluatedSamples = 13;  ///< the last batch is no
 struct FrozenResult {
   std::string parameters;                   ///< parameters_sha256
   std::string results;                      ///< SHA-256 of losses, norms, and the evaluation's loss
+  std::vector<double> losses;               ///< by step
   std::vector<MemoryPeak> device, host;     ///< by rank
   std::int64_t disk_bytes = 0;              ///< the file of rank 0
   Traffic traffic;                          ///< of rank 0, in all
@@ -59,7 +60,9 @@ inline FrozenResult execute(const FrozenPlans& plans) {
     std::map<std::string, std::int64_t> ran;
     const auto finish = [&] {
       const StepResult step = executor.finish_step();
-      if (rank == 0) results.insert(results.end(), {step.loss, step.gradient_norm});
+      if (rank != 0) return;
+      results.insert(results.end(), {step.loss, step.gradient_norm});
+      result.losses.push_back(step.loss);
     };
     const bool snapshots = plans.configuration.snapshots;
     const int plain = run.steps - (snapshots ? 1 : 0);
