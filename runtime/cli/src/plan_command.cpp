@@ -15,6 +15,7 @@
 #include "terminal.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/gradient_sums.h"
+#include "tessera/sharding/passes.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -152,6 +153,12 @@ void print_sums(std::ostream& out, const Model& model, const TrainingPlan& plan)
 }  // namespace
 
 std::vector<Setting> plan_only_settings() {
+  std::vector<std::string> passes;
+  std::string summaries;
+  for (const PlanPass& pass : plan_passes()) {
+    passes.emplace_back(pass.name);
+    summaries += concat(summaries.empty() ? "" : "; ", pass.name, ": ", pass.summary);
+  }
   return {
       {.name = "format",
        .fallback = "text",
@@ -159,6 +166,13 @@ std::vector<Setting> plan_only_settings() {
                "be parsed again; json",
        .group = "Output",
        .choices = {"text", "summary", "schedule", "json"},
+       .must_agree = MustAgree::kNone},
+      {.name = "after",
+       .help = "show the schedule as it is after this pass of planning, as --format schedule "
+               "does (" +
+               summaries + ")",
+       .group = "Output",
+       .choices = passes,
        .must_agree = MustAgree::kNone},
       {.name = "actions",
        .type = SettingType::kFlag,
@@ -208,8 +222,13 @@ int run_plan(Config config) {
     print_sums(std::cout, model, plan);
     return kExitGood;
   }
-  const auto format = config.get<std::string>("format");
   std::ostream& out = std::cout;
+  if (!config.is_null("after")) {
+    const PlanOptions planned = plan_options(plan.options, model, plan.layout, shapes);
+    out << to_string(tessera::plan(plan.layout, planned, config.get<std::string>("after")));
+    return kExitGood;
+  }
+  const auto format = config.get<std::string>("format");
   if (format == "json") {
     print_json(out, model, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
   } else if (format == "schedule") {
