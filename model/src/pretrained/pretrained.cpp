@@ -351,19 +351,16 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
   std::int64_t bytes = 0, numel = 0;
   std::vector<float> values;
   for (const StateTensor& tensor : state) {
-    if (tensor.role != Role::kParameter && tensor.role != Role::kFrozen &&
-        tensor.role != Role::kQuantized) {
-      continue;
-    }
+    if (tensor.role != Role::kParameter) continue;
     for (const StatePiece& piece : state.pieces(tensor)) {
       if (files_->fresh.contains(piece.parameter->name)) continue;
-      numel +=
-          tensor.role == Role::kQuantized ? piece.parameter->shape.numel() : piece.elements.numel;
+      numel += state.flat(tensor).quantized ? piece.parameter->shape.numel() : piece.elements.numel;
     }
   }
   begin_work(state.work(), HostTask::kLoad, bytes_of_values(numel));
   for (const StateTensor& tensor : state) {
-    if (tensor.role == Role::kQuantized) {
+    if (tensor.role != Role::kParameter) continue;
+    if (state.flat(tensor).quantized) {
       state.write_quantized(
           tensor,
           [&](const ParameterSpec& spec, std::span<std::byte> to) {
@@ -373,10 +370,9 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
             advance_work(state.work(), HostTask::kLoad, bytes_of_values(spec.shape.numel()));
           },
           stream);
+      continue;
     }
-    if (tensor.role != Role::kParameter && tensor.role != Role::kFrozen) continue;
-    const StateTensor* const master =
-        tensor.role == Role::kParameter ? state.find(Role::kMaster, tensor.unit) : nullptr;
+    const StateTensor* const master = state.find(Role::kMaster, {tensor.unit, tensor.flat});
     for (const StatePiece& piece : state.pieces(tensor)) {
       const ParameterSpec& spec = *piece.parameter;
       if (files_->fresh.contains(spec.name)) continue;

@@ -17,22 +17,13 @@ constexpr const char* kRounded = "rounded-parameter";
 
 std::int64_t element_bytes(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
 
-/// The units that have master weights, by name.
-std::set<std::string> units_with_master(const ModelLayout& layout, const StateOptions& options) {
-  std::set<std::string> units;
+/// The flat parameters that have master weights.
+std::set<FlatId> flats_with_master(const ModelLayout& layout, const StateOptions& options) {
+  std::set<FlatId> flats;
   for (const ScheduleBuffer& buffer : state_buffers(layout, options)) {
-    if (buffer.role != Role::kMaster) continue;
-    units.insert(layout.units[static_cast<std::size_t>(buffer.unit)].name);
+    if (buffer.role == Role::kMaster) flats.insert({buffer.unit, buffer.flat});
   }
-  return units;
-}
-
-/// The flat parameters of a unit.
-enum class Kind : std::uint8_t { kTrainable, kFrozen, kQuantized };
-
-const FlatParameter& flat_of(const Unit& unit, Kind kind) {
-  if (kind == Kind::kQuantized) return unit.quantized;
-  return kind == Kind::kTrainable ? unit.trainable : unit.frozen;
+  return flats;
 }
 
 /// A quantised parameter is saved as its bytes.
@@ -41,18 +32,18 @@ Shape saved_shape(const FlatTensor& tensor) {
 }
 
 /// The state tensor in which a rank has a saved state of a unit's parameters.
-std::string state_tensor(const Unit& unit, Kind kind, const std::string& state, bool has_master) {
-  if (kind == Kind::kFrozen) return unit.name + ".frozen";
-  if (kind == Kind::kQuantized) return unit.name + ".quantized";
-  if (state == kRounded) return unit.name + ".parameter";
-  if (state != kValues) return concat(unit.name, ".", state);
-  return unit.name + (has_master ? ".master" : ".parameter");
+std::string state_tensor(const Unit& unit, const FlatParameter& flat, const std::string& state,
+                         bool has_master) {
+  const std::string own = concat(unit.name, '.', flat.name);
+  const std::string beside = flat.name == "parameter" ? unit.name : own;
+  if (!flat.trainable || state == kRounded) return own;
+  if (state != kValues) return concat(beside, '.', state);
+  return has_master ? beside + ".master" : own;
 }
 
 /// The saved state that fills a state tensor, of those that a parameter has; -1: none does. States
 /// of one name have one format.
-int state_for(const SavedParameter& parameter, const StateTensor& tensor,
-              const std::string& unit_name, LoadedState loaded) {
+int state_for(const SavedParameter& parameter, const StateTensor& tensor, LoadedState loaded) {
   const auto index_of = [&](const std::string& name) {
     const auto found = std::ranges::find(parameter.states, name, &SavedState::name);
     return found == parameter.states.end() ? -1
@@ -60,7 +51,7 @@ int state_for(const SavedParameter& parameter, const StateTensor& tensor,
   };
   const bool all = loaded == LoadedState::kAll;
   if (tensor.role == Role::kOptimizer) {
-    return all ? index_of(tensor.name.substr(unit_name.size() + 1)) : -1;
+    return all ? index_of(tensor.tensor) : -1;
   }
   if (all && tensor.role == Role::kParameter && tensor.format != DType::kFloat32) {
     if (const int rounded = index_of(kRounded); rounded >= 0) return rounded;
@@ -71,26 +62,26 @@ int state_for(const SavedParameter& parameter, const StateTensor& tensor,
 /// By the order in which saved_parameters() lists them.
 template <typename Visit>
 void for_each_flat(const ModelLayout& layout, const Visit& visit) {
-  for (const Unit& unit : layout.units) {
-    for (const Kind kind : {Kind::kTrainable, Kind::kFrozen, Kind::kQuantized}) {
-      visit(unit, kind, flat_of(unit, kind));
+  for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
+    const std::vector<FlatParameter>& flats = layout.units[static_cast<std::size_t>(u)].flats;
+    for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
+      visit(FlatId{u, f}, flats[static_cast<std::size_t>(f)]);
     }
   }
 }
 
 /// Where a parameter is kept.
 struct Home {
-  const Unit* unit;
-  Kind kind;
+  FlatId id;
+  const FlatParameter* flat;
   const FlatTensor* tensor;
-  const FlatParameter& flat() const { return flat_of(*unit, kind); }
 };
 
 /// By parameter, in the order of saved_parameters().
 std::vector<Home> homes_of(const ModelLayout& layout) {
   std::vector<Home> homes;
-  for_each_flat(layout, [&](const Unit& unit, Kind kind, const FlatParameter& flat) {
-    for (const FlatTensor& tensor : flat.tensors) homes.push_back({&unit, kind, &tensor});
+  for_each_flat(layout, [&](const FlatId& id, const FlatParameter& flat) {
+    for (const FlatTensor& tensor : flat.tensors) homes.push_back({id, &flat, &tensor});
   });
   return homes;
 }
@@ -119,11 +110,9 @@ Targets targets_in(const TrainingState& state, const Manifest& manifest, LoadedS
   }
   Targets targets;
   for (const StateTensor& tensor : state) {
-    const std::string& unit = state.layout().units[static_cast<std::size_t>(tensor.unit)].name;
     for (const StatePiece& piece : state.pieces(tensor)) {
       const int p = by_name.at(piece.parameter->name);
-      const int s =
-          state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, unit, loaded);
+      const int s = state_for(manifest.parameters[static_cast<std::size_t>(p)], tensor, loaded);
       if (s >= 0) targets[{p, s}].push_back({&tensor, piece.elements, piece.first});
     }
   }
@@ -159,18 +148,18 @@ std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const 
 std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const StateOptions& options,
                                              bool stochastic_rounding) {
   std::vector<SavedParameter> all;
-  for_each_flat(layout, [&](const Unit&, Kind kind, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const FlatId&, const FlatParameter& flat) {
+    const DType kept =
+        flat.quantized ? DType::kUInt8 : flat.dtype.value_or(options.parameter_dtype);
     for (const FlatTensor& tensor : flat.tensors) {
       SavedParameter parameter{tensor.spec.name, saved_shape(tensor), {}};
-      parameter.states.push_back({kValues, kind == Kind::kTrainable   ? DType::kFloat32
-                                           : kind == Kind::kQuantized ? DType::kUInt8
-                                                                      : options.parameter_dtype});
-      if (kind == Kind::kTrainable) {
-        for (const OptimizerTensor& kept : options.optimizer_tensors) {
-          parameter.states.push_back({kept.name, kept.format, kept.block});
+      parameter.states.push_back({kValues, flat.trainable ? DType::kFloat32 : kept});
+      if (flat.trainable) {
+        for (const OptimizerTensor& own : options.optimizer_tensors) {
+          parameter.states.push_back({own.name, own.format, own.block});
         }
-        if (stochastic_rounding && options.parameter_dtype != DType::kFloat32) {
-          parameter.states.push_back({kRounded, options.parameter_dtype});
+        if (stochastic_rounding && kept != DType::kFloat32) {
+          parameter.states.push_back({kRounded, kept});
         }
       }
       all.push_back(std::move(parameter));
@@ -185,7 +174,7 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
   const ShardNesting nesting(options.mesh, options.placement);
   std::vector<SavedPiece> pieces;
   int parameter = 0;
-  for_each_flat(layout, [&](const Unit&, Kind, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const FlatId&, const FlatParameter& flat) {
     const Range own = nesting.range(flat.padded_numel, nesting.all_axes(), rank);
     for (const FlatTensor& tensor : flat.tensors) {
       const int p = parameter++;
@@ -213,16 +202,16 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
   StateFileWriter file(storage, folder, state_file_name(rank),
                        state_file_header(parameters, pieces), bytes_of(parameters, pieces));
   const std::vector<Home> homes = homes_of(layout);
-  const std::set<std::string> with_master = units_with_master(layout, options);
+  const std::set<FlatId> with_master = flats_with_master(layout, options);
   const ShardNesting nesting(options.mesh, options.placement);
   for (const SavedPiece& piece : pieces) {
     const Home& home = homes[static_cast<std::size_t>(piece.parameter)];
     const SavedState& state = state_of(parameters, piece);
-    const std::string name =
-        state_tensor(*home.unit, home.kind, state.name, with_master.contains(home.unit->name));
+    const std::string name = state_tensor(layout.units[static_cast<std::size_t>(home.id.unit)],
+                                          *home.flat, state.name, with_master.contains(home.id));
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
-    const Range own = nesting.range(home.flat().padded_numel, nesting.all_axes(), rank);
+    const Range own = nesting.range(home.flat->padded_numel, nesting.all_axes(), rank);
     const std::int64_t begin = (home.tensor->offset - own.begin) / state.block;
     const TensorView view = part.narrow(0, begin + piece.elements.begin, piece.elements.numel);
     file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});
@@ -295,7 +284,7 @@ void require_same_parameters(const Manifest& manifest, const ModelLayout& layout
   for (const SavedParameter& parameter : manifest.parameters) {
     saved[parameter.name] = parameter.shape;
   }
-  for_each_flat(layout, [&](const Unit&, Kind, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const FlatId&, const FlatParameter& flat) {
     for (const FlatTensor& tensor : flat.tensors) {
       const auto found = saved.find(tensor.spec.name);
       require(found != saved.end(), ErrorCode::kConfig, "the checkpoint '", folder,

@@ -107,15 +107,17 @@ std::string hex(std::uint64_t number) {
 /// The terms with `g` for the layer, if the part has one only.
 std::string short_terms(const Schedule& schedule, const GradientSum& sum) {
   for (const ScheduleUnit& unit : schedule.units) {
-    for (const GradientPart& part : unit.parts) {
-      if (unit.name != sum.unit || part.name != sum.part || part.layers.size() != 1) continue;
-      const std::string& layer =
-          schedule.layers[static_cast<std::size_t>(part.layers.front())].name;
-      std::string terms = sum.terms;
-      for (auto at = terms.find(layer); at != terms.npos; at = terms.find(layer, at + 1)) {
-        terms.replace(at, layer.size(), "g");
+    for (const ScheduleFlat& flat : unit.flats) {
+      for (const GradientPart& part : flat.parts) {
+        if (unit.name != sum.unit || part.name != sum.part || part.layers.size() != 1) continue;
+        const std::string& layer =
+            schedule.layers[static_cast<std::size_t>(part.layers.front())].name;
+        std::string terms = sum.terms;
+        for (auto at = terms.find(layer); at != terms.npos; at = terms.find(layer, at + 1)) {
+          terms.replace(at, layer.size(), "g");
+        }
+        return terms;
       }
-      return terms;
     }
   }
   return sum.terms;

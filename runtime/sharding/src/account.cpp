@@ -20,8 +20,6 @@ std::int64_t allocated(const ScheduleBuffer& buffer) { return allocation_bytes(b
 MemoryCategory category_of(const ScheduleBuffer& buffer) {
   switch (buffer.role) {
     case Role::kParameter:
-    case Role::kFrozen:
-    case Role::kQuantized:
     case Role::kDecoded:
       return buffer.is_slot() ? MemoryCategory::kUnshardedParameters : MemoryCategory::kParameters;
     case Role::kGradient:

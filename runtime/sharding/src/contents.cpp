@@ -10,19 +10,7 @@ namespace {
 
 constexpr std::size_t kMostViolations = 16;  // what follows is mostly a consequence
 
-bool is_parameter(Role role) {
-  return role == Role::kParameter || role == Role::kFrozen || role == Role::kDecoded;
-}
-
-std::vector<std::vector<int>> writers_by_unit(const Schedule& schedule) {
-  std::vector<std::vector<int>> writers(schedule.units.size());
-  for (int layer = static_cast<int>(schedule.layers.size()) - 1; layer >= 0; --layer) {
-    for (const int unit : schedule.layers[static_cast<std::size_t>(layer)].gradients) {
-      writers[static_cast<std::size_t>(unit)].push_back(layer);
-    }
-  }
-  return writers;
-}
+bool is_parameter(Role role) { return role == Role::kParameter || role == Role::kDecoded; }
 
 }  // namespace
 
@@ -39,16 +27,22 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
       nesting_(schedule.mesh, schedule.placement),
       violations_(violations),
       sums_(sums),
-      writers_(writers_by_unit(schedule)),
-      state_(schedule.units.size()),
-      contents_(schedule.buffers.size()),
-      normed_(schedule.units.size()) {
+      contents_(schedule.buffers.size()) {
+  for (const ScheduleUnit& unit : schedule.units) flats_.emplace_back(unit.flats.size());
+  for (int layer = static_cast<int>(schedule.layers.size()) - 1; layer >= 0; --layer) {
+    for (const FlatId& id : schedule.layers[static_cast<std::size_t>(layer)].gradients) {
+      at(id).writers.push_back(layer);
+    }
+  }
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];
     if (!buffer.persistent) continue;
-    contents_[b] = {
-        .valid = true, .role = buffer.role, .unit = buffer.unit, .sharded = buffer.sharded};
-    state_[static_cast<std::size_t>(buffer.unit)].push_back(static_cast<int>(b));
+    contents_[b] = {.valid = true,
+                    .role = buffer.role,
+                    .unit = buffer.unit,
+                    .flats = {buffer.flat},
+                    .sharded = buffer.sharded};
+    at({buffer.unit, buffer.flat}).state.push_back(static_cast<int>(b));
   }
 }
 
@@ -98,6 +92,18 @@ const std::string& ContentWalk::unit_name(int unit) const {
   return schedule_.units[static_cast<std::size_t>(unit)].name;
 }
 
+std::string ContentWalk::flats_text(int unit, FlatSet flats) const {
+  const std::string& name = unit_name(unit);
+  if (unit < 0 || static_cast<std::size_t>(unit) >= schedule_.units.size()) return name;
+  const std::vector<ScheduleFlat>& all = schedule_.units[static_cast<std::size_t>(unit)].flats;
+  if (all.size() == 1) return name;
+  std::string list;
+  for (std::size_t f = 0; f < all.size(); ++f) {
+    if (flats.contains(static_cast<int>(f))) list += (list.empty() ? "" : " ") + all[f].name;
+  }
+  return concat(name, " (", list, ")");
+}
+
 std::string ContentWalk::sharding_text(AxisSet axes) const {
   return axes.empty() ? "unsharded" : "sharded over " + to_string(axes);
 }
@@ -111,6 +117,13 @@ Content ContentWalk::read(const Operand& operand) {
   }
   require_that(content.unit == operand.unit, name_of(operand.buffer), " holds ",
                unit_name(content.unit), ", not ", unit_name(operand.unit));
+  if (operand.unit >= 0 && content.unit == operand.unit) {
+    const FlatSet flats = schedule_.flats(operand);
+    require_that(
+        content.flats == flats, name_of(operand.buffer), " holds ",
+        [&] { return flats_text(content.unit, content.flats); }, ", not ",
+        [&] { return flats_text(operand.unit, flats); });
+  }
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
   const bool slot = buffer.is_slot() && !buffer.keeps_places();
   require_that(
@@ -145,6 +158,13 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
                to_string(schedule_.role(operand.buffer)), ", not a ", to_string(content.role));
   require_that(content.unit == operand.unit, "the result is of ", unit_name(content.unit),
                ", not of ", unit_name(operand.unit));
+  if (operand.unit >= 0 && content.unit == operand.unit) {
+    const FlatSet flats = schedule_.flats(operand);
+    require_that(
+        content.flats == flats, "the result is of ",
+        [&] { return flats_text(content.unit, content.flats); }, ", not of ",
+        [&] { return flats_text(operand.unit, flats); });
+  }
   require_that(
       content.sharded == operand.sharded, "the result is ",
       [&] { return sharding_text(content.sharded); }, ", not ",
@@ -198,9 +218,8 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
     if (is_parameter(schedule_.role(operand.buffer))) ++present;
   }
   for (const int unit : units) {
-    bool trainable = schedule_.unit_numel(unit, Role::kParameter) == 0;
-    bool frozen = schedule_.unit_numel(unit, Role::kFrozen) == 0;
-    bool decoded = schedule_.unit_numel(unit, Role::kDecoded) == 0;
+    const std::vector<ScheduleFlat>& all = schedule_.units[static_cast<std::size_t>(unit)].flats;
+    FlatSet flats;
     for (const Operand& operand : action.reads) {
       const Role role = schedule_.role(operand.buffer);
       if (operand.unit != unit || !is_parameter(role)) continue;
@@ -211,24 +230,24 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
                    [&] { return sharding_text(content.sharded); });
       require_that(content.version == 0, "reads ", unit_name(unit),
                    ", which this step has updated already");
-      for (const Role flat : flats_of(schedule_, operand)) {
-        trainable = trainable || flat == Role::kParameter;
-        frozen = frozen || flat == Role::kFrozen;
-        decoded = decoded || flat == Role::kDecoded;
+      for (const int flat : flats_of(schedule_, operand)) {
+        const bool is_decoded = role == Role::kDecoded;
+        if (all[static_cast<std::size_t>(flat)].is_quantized() == is_decoded) flats.insert(flat);
       }
     }
-    require_that(trainable && frozen && decoded, "must read the parameters of ", unit_name(unit));
+    require_that(flats.size() == static_cast<int>(all.size()), "must read the parameters of ",
+                 unit_name(unit));
   }
   require_that(found == present, "reads parameters of units that layer ",
                schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
   return present;
 }
 
-int ContentWalk::contribution(int unit, int layer, int micro_step) const {
-  const std::vector<int>& writers = writers_[static_cast<std::size_t>(unit)];
+int ContentWalk::contribution(const FlatId& id, int layer, int micro_step) const {
+  const std::vector<int>& writers = at(id).writers;
   const auto place = std::ranges::find(writers, layer);
   if (place == writers.end()) return -1;
-  return micro_step * contributions(unit) + static_cast<int>(place - writers.begin());
+  return micro_step * contributions(id) + static_cast<int>(place - writers.begin());
 }
 
 /// The end of the step: state one version on (or as it was), nothing left behind.
@@ -253,8 +272,7 @@ void ContentWalk::finish() {
       require_that(content.valid, buffer.name, " is never filled");
     }
     if (!buffer.persistent) continue;
-    const bool stays = buffer.role == Role::kFrozen || buffer.role == Role::kQuantized;
-    const int version = trains && !stays && is_trained(buffer.unit) ? 1 : 0;
+    const int version = trains && is_trained({buffer.unit, buffer.flat}) ? 1 : 0;
     require_that(content.version == version, buffer.name,
                  version == 1 ? " is never updated" : " must stay as it is");
     require_that(

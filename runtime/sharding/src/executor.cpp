@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <span>
 
 #include "lanes.h"
@@ -28,6 +29,19 @@
 
 namespace tessera {
 namespace {
+
+/// Trainable flat parameters in order of units.
+std::vector<std::pair<FlatId, const FlatParameter*>> trainable_flats(const ModelLayout& layout) {
+  std::vector<std::pair<FlatId, const FlatParameter*>> all;
+  for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
+    const std::vector<FlatParameter>& flats = layout.units[static_cast<std::size_t>(u)].flats;
+    for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
+      const FlatParameter& flat = flats[static_cast<std::size_t>(f)];
+      if (flat.trainable) all.emplace_back(FlatId{u, f}, &flat);
+    }
+  }
+  return all;
+}
 
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
@@ -158,6 +172,12 @@ class Executor::Impl {
     Loaded(Impl& impl, const Program& program, Memory& memory, const Loaded* alike);
   };
 
+  /// What the optimizer needs to know of this rank's part of a flat parameter.
+  struct FlatUpdate {
+    std::vector<OptimizerSegment> segments{};  ///< relative to that part
+    std::int64_t first_element = 0;            ///< where it begins if all flat parameters were one
+  };
+
   /// A step that has begun.
   struct Begun {
     std::size_t program;
@@ -186,8 +206,8 @@ class Executor::Impl {
   void update(const Loaded& program, const Action& action, Stream& stream);
   void plan_segments();
   void prepare(Memory& memory);
-  std::span<const float> gather_flat(int unit, bool trainable, DeviceArray<float>& whole);
-  std::vector<std::byte> gather_quantized(int unit);
+  std::span<const float> gather_flat(const FlatId& id, DeviceArray<float>& whole);
+  std::vector<std::byte> gather_quantized(const FlatId& id);
   std::vector<float> decoded(const FlatTensor& tensor, std::span<const std::byte> flat);
   /// One before it, of the same batches; null if there is none.
   const Loaded* find_alike(const Program& program) const;
@@ -207,11 +227,8 @@ class Executor::Impl {
   StepExchange exchange_;
   std::unique_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Loaded>> programs_;
-  Tensor scratch_;  ///< of the compute lane, on a CUDA device
-  std::vector<std::vector<OptimizerSegment>>
-      segments_;  ///< by unit, relative to the optimizer shard
-  /// By unit: the place of the optimizer shard's first element if all units were one.
-  std::vector<std::int64_t> first_elements_;
+  Tensor scratch_;                        ///< of the compute lane, on a CUDA device
+  std::map<FlatId, FlatUpdate> updates_;  ///< of trainable ones
   std::string registration_note_;
   Traffic copies_;
   std::deque<Begun> begun_;   ///< the oldest first
@@ -275,8 +292,8 @@ void Executor::Impl::plan_segments() {
   // As the layout counts: an element's place among all depends on no division into units.
   const std::int64_t alignment = flat_alignment(state_.options().optimizer_tensors);
   std::int64_t elements = 0;
-  for (int u = 0; u < static_cast<int>(layout_.units.size()); ++u) {
-    const FlatParameter& flat = layout_.units[static_cast<std::size_t>(u)].trainable;
+  for (const auto& [id, layout] : trainable_flats(layout_)) {
+    const FlatParameter& flat = *layout;
     const Range shard = state_.nesting().range(
         flat.padded_numel, state_.nesting().placement().optimizer, state_.rank());
     std::vector<OptimizerSegment> segments;
@@ -288,8 +305,7 @@ void Executor::Impl::plan_segments() {
                           .end = end - shard.begin,
                           .weight_decay = weight_decay * tensor.spec.weight_decay_scale});
     }
-    segments_.push_back(std::move(segments));
-    first_elements_.push_back(elements + shard.begin);
+    updates_[id] = {.segments = std::move(segments), .first_element = elements + shard.begin};
     elements += (flat.numel + alignment - 1) / alignment * alignment;
   }
 }
@@ -456,12 +472,16 @@ std::string Executor::Impl::find_non_finite(std::size_t turn) {
   }
   const GradientPlace place = gradient_place(first);
   const Unit& unit = layout_.units.at(static_cast<std::size_t>(place.unit));
-  const auto& tensors = unit.trainable.tensors;
-  const auto found = std::ranges::find_if(tensors, [&](const FlatTensor& tensor) {
-    return place.element < tensor.offset + tensor.spec.shape.numel();
-  });
-  return concat("the gradient of ", found != tensors.end() ? found->spec.name : "padding",
-                " in unit ", unit.name);
+  std::int64_t element = place.element;
+  for (const FlatParameter& flat : unit.flats) {  // one after the other, trainable ones first
+    for (const FlatTensor& tensor : flat.tensors) {
+      if (element >= tensor.offset + tensor.spec.shape.numel()) continue;
+      return concat("the gradient of ", tensor.spec.name, " in unit ", unit.name);
+    }
+    if (element < flat.padded_numel) break;
+    element -= flat.padded_numel;
+  }
+  return concat("the gradient of padding in unit ", unit.name);
 }
 
 void Executor::Impl::set_loss_scaler(const LossScalerState& state) {
@@ -583,19 +603,20 @@ void Executor::Impl::update(const Loaded& program, const Action& action, Stream&
   }
   const bool has_copy = static_cast<bool>(master);
   const DeviceLossScaler* const scaler = exchange_.scaler();
-  const auto unit = static_cast<std::size_t>(action.writes.front().unit);
+  const Operand& written = action.writes.front();
+  const FlatUpdate& of_flat = updates_.at({written.unit, schedule.flats(written).front()});
   OptimizerStepArgs args{.optimizer = &optimizer_,
                          .master = has_copy ? master : parameter,
                          .gradient = gradient,
                          .states = states,
                          .parameter = has_copy ? parameter : TensorView(),
-                         .segments = segments_[unit],
+                         .segments = of_flat.segments,
                          .scalars = exchange_.optimizer_scalars(tier),
                          .gradient_scale = exchange_.clip_factor(tier),
                          .skip = scaler != nullptr ? scaler->skip(tier) : TensorView(),
                          .stochastic_rounding = o.stochastic_rounding,
                          .rounding_key = exchange_.rounding_key(tier),
-                         .first_index = first_elements_[unit]};
+                         .first_index = of_flat.first_element};
   if (tier == Tier::kDevice || device_.kind() != DeviceKind::kCuda) {
     return kernels_.optimizer_step(args, stream);
   }
@@ -622,17 +643,12 @@ std::vector<std::string> Executor::Impl::notes() {
 
 /// An unsharded flat parameter in fp32, put together from the finest shards of all ranks; `whole`
 /// has room for it, and holds it afterwards.
-std::span<const float> Executor::Impl::gather_flat(int unit, bool trainable,
-                                                   DeviceArray<float>& whole) {
-  const Unit& of = layout_.units[static_cast<std::size_t>(unit)];
-  const std::int64_t numel = (trainable ? of.trainable : of.frozen).padded_numel;
-  if (numel == 0) return {};
+std::span<const float> Executor::Impl::gather_flat(const FlatId& id, DeviceArray<float>& whole) {
+  const std::int64_t numel = layout_.flat_of({id.unit, id.flat}).padded_numel;
   Stream& stream = lanes_.of(Lane::kReduce);
   const ShardNesting& nesting = state_.nesting();
-  const StateTensor* const master = state_.find(Role::kMaster, unit);
-  const StateTensor& tensor = *(!trainable          ? state_.find(Role::kFrozen, unit)
-                                : master != nullptr ? master
-                                                    : state_.find(Role::kParameter, unit));
+  const StateTensor* const master = state_.find(Role::kMaster, id);
+  const StateTensor& tensor = master != nullptr ? *master : *state_.find(Role::kParameter, id);
   const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
   const TensorView mine = tensor.view.narrow(0, finest.begin - tensor.range.begin, finest.numel);
   ProcessGroup* const control = groups_.control();
@@ -654,12 +670,11 @@ std::span<const float> Executor::Impl::gather_flat(int unit, bool trainable,
 }
 
 /// The same of a quantised one, in bytes.
-std::vector<std::byte> Executor::Impl::gather_quantized(int unit) {
-  const std::int64_t bytes = layout_.units[static_cast<std::size_t>(unit)].quantized.padded_numel;
-  if (bytes == 0) return {};
+std::vector<std::byte> Executor::Impl::gather_quantized(const FlatId& id) {
+  const std::int64_t bytes = layout_.flat_of({id.unit, id.flat}).padded_numel;
   Stream& stream = lanes_.of(Lane::kReduce);
   const ShardNesting& nesting = state_.nesting();
-  const StateTensor& tensor = *state_.find(Role::kQuantized, unit);
+  const StateTensor& tensor = *state_.find(Role::kParameter, id);
   const Range finest = nesting.range(bytes, nesting.all_axes(), state_.rank());
   const std::int64_t offset = finest.begin - tensor.range.begin;
   const TensorView mine = tensor.view.narrow(0, offset, finest.numel);
@@ -696,32 +711,40 @@ std::vector<float> Executor::Impl::decoded(const FlatTensor& tensor,
 /// Layers are in order of declaration, and so are units: each unit's layers follow one another.
 void Executor::Impl::gather_parameters(const std::function<void(FullParameter)>& receive) {
   require_no_step();
-  std::int64_t frozen = 1, trainable = 1;  // elements of the largest
+  std::vector<std::int64_t>
+      largest;  // by index in a unit: elements of those that are not quantised
   for (const Unit& unit : layout_.units) {
-    frozen = std::max(frozen, unit.frozen.padded_numel);
-    trainable = std::max(trainable, unit.trainable.padded_numel);
+    largest.resize(std::max(largest.size(), unit.flats.size()), 1);
+    for (std::size_t f = 0; f < unit.flats.size(); ++f) {
+      if (!unit.flats[f].quantized) largest[f] = std::max(largest[f], unit.flats[f].padded_numel);
+    }
   }
-  DeviceArray<float> whole_frozen(device_, frozen), whole_trainable(device_, trainable);
+  std::deque<DeviceArray<float>> whole;
+  for (const std::int64_t numel : largest) whole.emplace_back(device_, numel);
   int gathered = -1;
-  std::array<std::span<const float>, 2> flats;  // frozen, trainable
-  std::vector<std::byte> quantized;
+  std::vector<std::span<const float>> values(largest.size());
+  std::vector<std::vector<std::byte>> bytes(largest.size());
   for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
     for (std::size_t p = 0; p < model_.layers[l]->parameters().size(); ++p) {
       const ParameterAddress& a = layout_.layers[l].parameters[p];
-      if (a.unit != gathered) {
-        flats = {gather_flat(a.unit, false, whole_frozen),
-                 gather_flat(a.unit, true, whole_trainable)};
-        quantized = gather_quantized(a.unit);
-        gathered = a.unit;
-      }
-      if (!receive) continue;
       const Unit& unit = layout_.units[static_cast<std::size_t>(a.unit)];
-      const FlatTensor& tensor = a.flat_of(unit).tensors[static_cast<std::size_t>(a.tensor)];
-      if (a.quantized) {
-        receive({tensor.spec.name, tensor.spec.shape, decoded(tensor, quantized)});
+      for (std::size_t f = 0; a.unit != gathered && f < unit.flats.size(); ++f) {
+        const FlatId id{a.unit, static_cast<int>(f)};
+        if (unit.flats[f].quantized) {
+          bytes[f] = gather_quantized(id);
+        } else {
+          values[f] = gather_flat(id, whole[f]);
+        }
+      }
+      gathered = a.unit;
+      if (!receive) continue;
+      const FlatTensor& tensor = layout_.tensor_of(a);
+      const auto flat = static_cast<std::size_t>(a.flat);
+      if (tensor.is_quantized()) {
+        receive({tensor.spec.name, tensor.spec.shape, decoded(tensor, bytes[flat])});
         continue;
       }
-      const auto first = flats[a.trainable ? 1 : 0].begin() + tensor.offset;
+      const auto first = values[flat].begin() + tensor.offset;
       receive({tensor.spec.name, tensor.spec.shape,
                std::vector<float>(first, first + tensor.spec.shape.numel())});
     }

@@ -115,18 +115,17 @@ void SampleSum::extend(const std::string& layer, DType format) {
 GradientSums::GradientSums(const Schedule& schedule)
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
-      held_(schedule.buffers.size()),
-      used_(schedule.units.size()) {}
+      held_(schedule.buffers.size()) {}
 
 void GradientSums::contribute(const Operand& to, const Action& action) {
-  const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(to.unit)];
+  const ScheduleFlat& flat = schedule_.flat(to.unit, schedule_.flats(to).front());
   const std::string& layer = schedule_.layers[static_cast<std::size_t>(action.layer)].name;
   const DType format = schedule_.buffer(to).format;
   const std::int64_t sample = std::int64_t{action.micro_step} * schedule_.mesh.world_size();
   Parts& parts = at(to.buffer);
-  if (!to.adds) parts.assign(unit.parts.size(), {});
-  for (std::size_t p = 0; p < unit.parts.size(); ++p) {
-    const std::vector<int>& layers = unit.parts[p].layers;
+  if (!to.adds) parts.assign(flat.parts.size(), {});
+  for (std::size_t p = 0; p < flat.parts.size(); ++p) {
+    const std::vector<int>& layers = flat.parts[p].layers;
     if (std::ranges::find(layers, action.layer) == layers.end()) continue;
     if (parts[p].empty()) {
       parts[p] = SampleSum(sample, layer).rounded(format);
@@ -178,16 +177,16 @@ void GradientSums::reduce(const Action& action) {
 }
 
 void GradientSums::use(const Operand& gradient) {
-  used_[static_cast<std::size_t>(gradient.unit)] = at(gradient.buffer);
+  used_[{gradient.unit, schedule_.flats(gradient).front()}] = at(gradient.buffer);
 }
 
 std::vector<GradientSum> GradientSums::result() const {
   std::vector<GradientSum> sums;
-  for (std::size_t u = 0; u < used_.size(); ++u) {
-    const ScheduleUnit& unit = schedule_.units[u];
-    for (std::size_t p = 0; p < used_[u].size(); ++p) {
-      const GradientPart& part = unit.parts[p];
-      sums.push_back({unit.name, part.name, part.tensors, used_[u][p].text()});
+  for (const auto& [id, parts] : used_) {
+    const std::string& unit = schedule_.units[static_cast<std::size_t>(id.unit)].name;
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const GradientPart& part = schedule_.flat(id).parts[p];
+      sums.push_back({unit, part.name, part.tensors, parts[p].text()});
     }
   }
   return sums;

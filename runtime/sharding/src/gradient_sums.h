@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -53,7 +54,7 @@ class GradientSums {
  public:
   explicit GradientSums(const Schedule& schedule);
 
-  /// A pass of the action's layer contributes to the operand's unit.
+  /// A pass of the action's layer contributes to the operand's flat parameter.
   void contribute(const Operand& to, const Action& action);
   /// A gradient in another buffer, rounded to its format.
   void move(const Operand& from, const Operand& to);
@@ -62,17 +63,17 @@ class GradientSums {
   /// The optimizer reads a unit's gradient.
   void use(const Operand& gradient);
 
-  /// What the optimizer has read, unit by unit.
+  /// What the optimizer has read, one flat parameter after the other.
   std::vector<GradientSum> result() const;
 
  private:
-  using Parts = std::vector<SampleSum>;  ///< of a unit
+  using Parts = std::vector<SampleSum>;  ///< of a flat parameter
   Parts& at(int buffer) { return held_[static_cast<std::size_t>(buffer)]; }
 
   const Schedule& schedule_;
   ShardNesting nesting_;
   std::vector<Parts> held_;  ///< by buffer
-  std::vector<Parts> used_;  ///< by unit
+  std::map<FlatId, Parts> used_;
 };
 
 }  // namespace tessera

@@ -23,12 +23,12 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
   for (std::size_t l = 0; l + 1 < model.layers.size(); ++l) {
     std::vector<Parameter> parameters;
     for (const ParameterAddress& address : layout.layers[l].parameters) {
-      const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
-      const FlatParameter& flat = address.flat_of(unit);
-      const ParameterSpec& spec = flat.tensors[static_cast<std::size_t>(address.tensor)].spec;
-      parameters.push_back({.value = TensorView(nullptr, parameter_dtype, spec.shape),
+      const FlatParameter& flat = layout.flat_of(address);
+      const ParameterSpec& spec = layout.tensor_of(address).spec;
+      const DType dtype = flat.dtype.value_or(parameter_dtype);
+      parameters.push_back({.value = TensorView(nullptr, dtype, spec.shape),
                             .gradient = {},
-                            .trainable = address.trainable,
+                            .trainable = flat.trainable,
                             .padded_rows = spec.row_multiple > 1 ? padded_rows(spec) : 0});
     }
     Tape tape(memory, *stream, batch, {.record = false, .training = false});

@@ -11,11 +11,10 @@ namespace tessera {
 namespace {
 
 const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>& operands,
-                            int unit, Role role) {
+                            const ParameterAddress& address, Role role) {
   const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
-    if (operand.unit != unit) return false;
-    const std::vector<Role> flats = flats_of(schedule, operand);
-    return std::ranges::find(flats, role) != flats.end();
+    return operand.unit == address.unit && schedule.role(operand.buffer) == role &&
+           schedule.flats(operand).contains(address.flat);
   });
   return found == operands.end() ? nullptr : &*found;
 }
@@ -23,15 +22,6 @@ const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>
 TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
   const std::int64_t first = tensor.is_quantized() ? tensor.decoded_offset : tensor.offset;
   return flat.narrow(0, first, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
-}
-
-const FlatParameter& flat_of(const ModelLayout& layout, const ParameterAddress& address) {
-  return address.flat_of(layout.units[static_cast<std::size_t>(address.unit)]);
-}
-
-Role role_of(const ParameterAddress& address) {
-  if (address.quantized) return Role::kDecoded;
-  return address.trainable ? Role::kParameter : Role::kFrozen;
 }
 
 }  // namespace
@@ -99,20 +89,20 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
   std::vector<Parameter>& parameters = parameters_[layer];
   for (std::size_t p = 0; p < parameters.size(); ++p) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
-    const FlatTensor& tensor =
-        flat_of(layout_, address).tensors[static_cast<std::size_t>(address.tensor)];
-    const Role flat = role_of(address);
-    const Operand* const value = find_operand(schedule_, action.reads, address.unit, flat);
+    const FlatTensor& tensor = layout_.tensor_of(address);
+    const FlatParameter& flat = layout_.flat_of(address);
+    const Operand* const value = find_operand(schedule_, action.reads, address,
+                                              flat.quantized ? Role::kDecoded : Role::kParameter);
     // A layer whose backward reads no parameters finds none: its unit may be in shards.
     parameters[p].value = value != nullptr
-                              ? tensor_of(buffers_.view(*value, flat), tensor)
-                              : TensorView(nullptr, schedule_.parameter_dtype, tensor.spec.shape);
+                              ? tensor_of(buffers_.view(*value, address.flat), tensor)
+                              : TensorView(nullptr, flat.dtype.value_or(schedule_.parameter_dtype),
+                                           tensor.spec.shape);
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
-    parameters[p].trainable = address.trainable;
+    parameters[p].trainable = flat.trainable;
     parameters[p].gradient = {};
     const Operand* const gradient =
-        address.trainable ? find_operand(schedule_, action.writes, address.unit, Role::kGradient)
-                          : nullptr;
+        flat.trainable ? find_operand(schedule_, action.writes, address, Role::kGradient) : nullptr;
     if (gradient == nullptr) continue;
     parameters[p].gradient = tensor_of(buffers_.view(*gradient), tensor);
     parameters[p].gradient_written = written_[static_cast<std::size_t>(gradient->buffer)]
@@ -124,8 +114,9 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
 void LayerRunner::decode(const Action& action, Stream& stream) {
   const TensorView from = buffers_.view(action.reads.front());
   const TensorView to = buffers_.view(action.writes.front());
-  const auto unit = static_cast<std::size_t>(action.writes.front().unit);
-  for (const FlatTensor& tensor : layout_.units[unit].quantized.tensors) {
+  const Operand& decoded = action.writes.front();
+  const ParameterAddress address{decoded.unit, schedule_.flats(decoded).front(), 0};
+  for (const FlatTensor& tensor : layout_.flat_of(address).tensors) {
     kernels_->dequantize({.format = tensor.spec.format,
                           .src = from.narrow(0, tensor.offset, tensor.numel()),
                           .dst = tensor_of(to, tensor),
@@ -139,7 +130,8 @@ void LayerRunner::decode(const Action& action, Stream& stream) {
 void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
   for (const Operand& operand : action.writes) {
     if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
-    const FlatParameter& flat = layout_.units[static_cast<std::size_t>(operand.unit)].trainable;
+    const ParameterAddress address{operand.unit, schedule_.flats(operand).front(), 0};
+    const FlatParameter& flat = layout_.flat_of(address);
     written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), char{0});
     const TensorView gradient = buffers_.view(operand);
     std::int64_t end = 0;
@@ -159,11 +151,11 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
   const auto layer = static_cast<std::size_t>(action.layer);
   for (std::size_t p = 0; p < parameters_[layer].size(); ++p) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
-    if (!address.trainable) continue;
+    if (!layout_.flat_of(address).trainable) continue;
     const Parameter& parameter = parameters_[layer][p];
     if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
     const Operand* const gradient =
-        find_operand(schedule_, action.writes, address.unit, Role::kGradient);
+        find_operand(schedule_, action.writes, address, Role::kGradient);
     written_[static_cast<std::size_t>(gradient->buffer)][static_cast<std::size_t>(address.tensor)] =
         1;
   }

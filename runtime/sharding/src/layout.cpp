@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -52,7 +54,43 @@ int append(FlatParameter& flat, const ParameterSpec& spec, std::int64_t alignmen
   return static_cast<int>(flat.tensors.size()) - 1;
 }
 
+/// What decides on the flat parameter that a tensor belongs to, without tensors.
+FlatParameter flat_for(const ParameterSpec& spec) {
+  const bool quantized = spec.format != WeightFormat::kNone;
+  const std::string kind = quantized ? "quantized" : spec.trainable ? "parameter" : "frozen";
+  return {.name = spec.dtype ? concat(kind, '-', to_string(*spec.dtype)) : kind,
+          .trainable = spec.trainable,
+          .quantized = quantized,
+          .dtype = spec.dtype,
+          .tensors = {}};
+}
+
+/// The flat parameters that a unit's tensors need: trainable ones, frozen ones, quantised ones, and
+/// of each those in the run's dtype first.
+std::vector<FlatParameter> flats_of(const Model& model, const std::vector<int>& unit_of_layer,
+                                    int unit) {
+  std::vector<FlatParameter> flats;
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    if (unit_of_layer[l] != unit) continue;
+    for (const ParameterSpec& spec : model.layers[l]->parameters()) {
+      FlatParameter flat = flat_for(spec);
+      if (std::ranges::find(flats, flat.name, &FlatParameter::name) == flats.end()) {
+        flats.push_back(std::move(flat));
+      }
+    }
+  }
+  std::ranges::stable_sort(flats, {}, [](const FlatParameter& flat) {
+    return std::tuple(!flat.trainable, flat.quantized, flat.dtype.has_value());
+  });
+  return flats;
+}
+
 }  // namespace
+
+const FlatParameter* Unit::find(std::string_view flat) const {
+  const auto found = std::ranges::find(flats, flat, &FlatParameter::name);
+  return found == flats.end() ? nullptr : &*found;
+}
 
 std::int64_t FlatTensor::numel() const {
   return is_quantized() ? quantized_sizes(spec).bytes : spec.shape.numel();
@@ -74,25 +112,24 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_
     const int unit_index = unit_of_layer[l];
     if (unit_index == static_cast<int>(layout.units.size())) {
       layout.units.push_back(
-          {.name = layer.name(), .trainable = {}, .frozen = {}, .quantized = {}});
+          {.name = layer.name(), .flats = flats_of(model, unit_of_layer, unit_index)});
     }
     Unit& unit = layout.units.back();
     for (const ParameterSpec& spec : layer.parameters()) {
       const bool quantized = spec.format != WeightFormat::kNone;
-      require(!quantized || (!spec.trainable && spec.row_multiple == 1),
+      require(!quantized || (!spec.trainable && spec.row_multiple == 1 && !spec.dtype),
               ErrorCode::kInvalidArgument, "parameter '", spec.name, "' is stored in ",
-              to_string(spec.format), ": it cannot be trained, or have rows of zeros");
-      FlatParameter& flat = quantized        ? unit.quantized
-                            : spec.trainable ? unit.trainable
-                                             : unit.frozen;
-      const int index = append(flat, spec, &flat == &unit.trainable ? alignment : kFlatAlignment);
-      addresses[spec.name] = {unit_index, spec.trainable, index, quantized};
+              to_string(spec.format),
+              ": it cannot be trained, have rows of zeros or another dtype");
+      const auto flat = std::ranges::find(unit.flats, flat_for(spec).name, &FlatParameter::name);
+      const int index = append(*flat, spec, flat->trainable ? alignment : kFlatAlignment);
+      addresses[spec.name] = {unit_index, static_cast<int>(flat - unit.flats.begin()), index};
     }
   }
   for (Unit& unit : layout.units) {
-    for (FlatParameter* flat : {&unit.trainable, &unit.frozen, &unit.quantized}) {
-      const std::int64_t multiple = flat == &unit.trainable ? alignment : kFlatAlignment;
-      flat->padded_numel = round_up(flat->numel, world_size * multiple);
+    for (FlatParameter& flat : unit.flats) {
+      const std::int64_t multiple = flat.trainable ? alignment : kFlatAlignment;
+      flat.padded_numel = round_up(flat.numel, world_size * multiple);
     }
   }
   for (const auto& layer : model.layers) {

@@ -13,15 +13,12 @@ namespace {
 
 constexpr auto kWordBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
 
-std::int64_t bytes_of(const Schedule& schedule, const Operand& operand, std::int64_t unsharded) {
-  return unsharded / schedule.mesh.size(operand.sharded) *
-         static_cast<std::int64_t>(size_of(schedule.buffer(operand).format));
-}
-
 std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
   const ScheduleBuffer& buffer = schedule.buffer(operand);
-  if (operand.unit < 0) return buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
-  return bytes_of(schedule, operand, schedule.numel_in(buffer, operand.unit));
+  const std::int64_t numel = operand.unit < 0
+                                 ? buffer.numel
+                                 : schedule.numel(operand) / schedule.mesh.size(operand.sharded);
+  return numel * static_cast<std::int64_t>(size_of(buffer.format));
 }
 
 /// Adds one call of a collective on a buffer of `bytes`; empty flat parameters are never sent.
@@ -35,10 +32,10 @@ void charge(Traffic& traffic, CollectiveKind kind, std::int64_t bytes, int ranks
 void charge_all_gather(const Schedule& schedule, const Action& action, Traffic& traffic) {
   const int ranks = schedule.mesh.size(action.axes);
   for (const Operand& operand : action.reads) {
-    for (const Role flat : flats_of(schedule, operand)) {
-      const std::int64_t bytes =
-          bytes_of(schedule, operand, schedule.unit_numel(operand.unit, flat));
-      charge(traffic, CollectiveKind::kAllGather, bytes * ranks, ranks);
+    for (const int flat : flats_of(schedule, operand)) {
+      Operand one = operand;
+      one.flats = {flat};
+      charge(traffic, CollectiveKind::kAllGather, operand_bytes(schedule, one) * ranks, ranks);
     }
   }
 }
@@ -205,12 +202,11 @@ bool copies_to_snapshot(const Schedule& schedule, const Action& action) {
          schedule.is_of_kind(action.writes.front(), BufferKind::kSnapshot);
 }
 
-std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand) {
-  const ScheduleBuffer& buffer = schedule.buffer(operand);
-  if (!buffer.holds_gathered()) return {buffer.role};
-  std::vector<Role> flats;
-  for (const Role flat : {Role::kParameter, Role::kFrozen}) {
-    if (schedule.is_gathered(operand.unit, flat)) flats.push_back(flat);
+std::vector<int> flats_of(const Schedule& schedule, const Operand& operand) {
+  std::vector<int> flats;
+  const FlatSet set = schedule.flats(operand);
+  for (int flat = 0; flat < FlatSet::kMost; ++flat) {
+    if (set.contains(flat)) flats.push_back(flat);
   }
   return flats;
 }

@@ -12,7 +12,7 @@
 namespace tessera {
 
 TensorView StepContext::view(const Operand& operand) const { return buffers_.view(operand); }
-TensorView StepContext::view(const Operand& operand, Role flat) const {
+TensorView StepContext::view(const Operand& operand, int flat) const {
   return buffers_.view(operand, flat);
 }
 DiskPlace StepContext::disk_place(const Operand& operand) const {
@@ -42,7 +42,7 @@ void copy_disk(const DiskPlace& place, const TensorView& memory, bool reads, Str
 }
 
 /// One flat parameter, or what goes with it.
-void copy_flat(StepContext& context, const Operand& source, const Operand& target, Role flat,
+void copy_flat(StepContext& context, const Operand& source, const Operand& target, int flat,
                Stream& stream) {
   const Schedule& schedule = context.schedule();
   const TensorView from = context.view(source, flat);
@@ -61,6 +61,15 @@ void copy_flat(StepContext& context, const Operand& source, const Operand& targe
   }
 }
 
+/// Elements of a unit's flat parameters before the operand's.
+std::int64_t flats_before(const Schedule& schedule, const Operand& operand) {
+  std::int64_t numel = 0;
+  for (int f = 0; f < schedule.flats(operand).front(); ++f) {
+    numel += schedule.flat(operand.unit, f).numel;
+  }
+  return numel;
+}
+
 }  // namespace
 
 namespace handlers {
@@ -72,7 +81,7 @@ void count_tokens(StepContext& context, const Action& /*action*/, Stream& stream
 void all_gather(StepContext& context, const Action& action, Stream& stream) {
   const Operand& to = action.writes.front();
   for (const Operand& from : action.reads) {
-    for (const Role flat : flats_of(context.schedule(), from)) {
+    for (const int flat : flats_of(context.schedule(), from)) {
       context.group(action).all_gather(context.view(from, flat), context.view(to, flat), stream);
     }
   }
@@ -128,7 +137,7 @@ void copy(StepContext& context, const Action& action, Stream& stream) {
     return context.layers().copy_input(activation, on_host, leaves, stream);
   }
   for (const Operand& source : action.reads) {
-    for (const Role flat : flats_of(schedule, source))
+    for (const int flat : flats_of(schedule, source))
       copy_flat(context, source, target, flat, stream);
   }
 }
@@ -150,7 +159,8 @@ void norm_partial(StepContext& context, const Action& action, Stream& stream) {
   context.kernels().find_non_finite(
       {.x = x,
        .squares = exchange.square_sum(),
-       .first_index = number_of({gradient.unit, context.first_element(gradient)}),
+       .first_index = number_of({gradient.unit, flats_before(context.schedule(), gradient) +
+                                                    context.first_element(gradient)}),
        .scaler = exchange.scaler()->words()},
       stream);
 }

@@ -51,21 +51,6 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
                     "works in place on a slot, where ranks' parts have no place of their own");
 }
 
-/// Whether the reads together are all parameters of the unit that slots hold: a slot has them, or
-/// its buffers do.
-bool reads_all_gathered(const Schedule& schedule, const Action& action, int unit) {
-  if (action.reads.size() == 1 && schedule.buffer(action.reads.front()).holds_gathered()) {
-    return true;
-  }
-  std::size_t flats = 0;
-  for (const Role role : {Role::kParameter, Role::kFrozen}) {
-    if (!schedule.is_gathered(unit, role)) continue;
-    ++flats;
-    if (find_role(schedule, action.reads, role) == nullptr) return false;
-  }
-  return action.reads.size() == flats;
-}
-
 /// What a reduction makes of a gradient: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
   Content content = walk.take(operand);
@@ -88,7 +73,7 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
 void require_complete(ContentWalk& walk, const Content& gradient) {
   walk.require_that(gradient.partial.empty(), "the gradient of ", walk.unit_name(gradient.unit),
                     " is still to be summed over ", [&] { return to_string(gradient.partial); });
-  const int all = walk.all_contributions(gradient.unit);
+  const int all = walk.all_contributions(walk.id_of(gradient));
   walk.require_that(
       gradient.begin == 0 && gradient.end == all, "the gradient of ", walk.unit_name(gradient.unit),
       " is incomplete: it holds ", [&] { return walk.contributions_text(gradient); }, " of ", all);
@@ -99,16 +84,17 @@ void require_complete(ContentWalk& walk, const Content& gradient) {
 /// for reductions and casts.
 void write_gradients(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
-  for (const int unit : schedule.layers[static_cast<std::size_t>(action.layer)].gradients) {
+  for (const FlatId& id : schedule.layers[static_cast<std::size_t>(action.layer)].gradients) {
     const auto operand = std::ranges::find_if(action.writes, [&](const Operand& candidate) {
-      return candidate.unit == unit && schedule.role(candidate.buffer) == Role::kGradient;
+      return candidate.unit == id.unit && schedule.role(candidate.buffer) == Role::kGradient &&
+             schedule.flats(candidate) == FlatSet{id.flat};
     });
     if (!walk.require_that(operand != action.writes.end(), "must write the gradient of ",
-                           walk.unit_name(unit))) {
+                           walk.flats_text(id.unit, {id.flat}))) {
       return;
     }
-    const int contribution = walk.contribution(unit, action.layer, action.micro_step);
-    const int first = walk.contribution_of_micro_step(unit, action.micro_step);
+    const int contribution = walk.contribution(id, action.layer, action.micro_step);
+    const int first = walk.contribution_of_micro_step(id, action.micro_step);
     const Content& there = walk.at(operand->buffer);
     walk.require_that(!operand->adds || !there.valid || (there.open && there.begin >= first),
                       "adds to ", walk.name_of(operand->buffer),
@@ -118,7 +104,8 @@ void write_gradients(ContentWalk& walk, const Action& action) {
         [&] { return to_string(schedule.reduce_dtype); },
         ", or contributions are rounded differently");
     walk.write(*operand, {.role = Role::kGradient,
-                          .unit = unit,
+                          .unit = id.unit,
+                          .flats = {id.flat},
                           .partial = walk.all_axes(),
                           .begin = contribution,
                           .end = contribution + 1,
@@ -208,13 +195,13 @@ void all_gather(ContentWalk& walk, const Action& action) {
     const auto name = walk.name_of(operand.buffer);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
-                            part.sharded == content.sharded,
+                            part.sharded == content.sharded && part.role == Role::kParameter &&
+                            !part.flats.overlaps(content.flats),
                         "gathers parts of different things: ",
                         walk.name_of(action.reads.front().buffer), " and ", name);
     }
-    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen ||
-                          part.role == Role::kQuantized || part.role == Role::kGradient,
-                      name, " holds neither parameters nor gradients");
+    walk.require_that(part.role == Role::kParameter || part.role == Role::kGradient, name,
+                      " holds neither parameters nor gradients");
     walk.require_that(
         part.sharded.contains(action.axes) &&
             cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),
@@ -226,29 +213,23 @@ void all_gather(ContentWalk& walk, const Action& action) {
         ": its parts are not all of the same sum");
     walk.require_that(schedule.buffer(operand).format == schedule.buffer(to).format, "gathers ",
                       name, " into ", walk.name_of(to.buffer), ", which has another format");
+    const FlatSet before = content.flats;
     content = part;
+    content.flats = content.flats | before;
   }
   content.open = false;
   content.sharded = content.sharded - action.axes;
   if (!content.valid || content.unit < 0) return;
   require_parts_in_place(walk, action);
-  const bool of_layers = content.role == Role::kParameter || content.role == Role::kFrozen;
-  if (schedule.buffer(to).holds_gathered() && of_layers) {
-    walk.require_that(reads_all_gathered(schedule, action, content.unit),
-                      "must gather all parameters of ", walk.unit_name(content.unit), " into ",
-                      walk.name_of(to.buffer), ", trainable and frozen");
-    content.role = Role::kParameter;
-  } else {
-    walk.require_that(action.reads.size() == 1, "gathers several buffers into ",
-                      walk.name_of(to.buffer));
-    const Operand& from = action.reads.front();
-    const ScheduleBuffer& source = schedule.buffer(from);
-    const bool in_place = from.buffer == to.buffer && source.kind == BufferKind::kUpdateSlot;
-    const bool to_layers = source.holds_for_layers() && schedule.buffer(to).holds_for_layers();
-    walk.require_that(content.role == Role::kGradient || in_place || to_layers || !source.is_slot(),
-                      "gathers a slot into ", walk.name_of(to.buffer),
-                      ", which is another or none");
-  }
+  const bool of_layers = schedule.buffer(to).holds_for_layers();
+  walk.require_that(action.reads.size() == 1 || of_layers, "gathers several buffers into ",
+                    walk.name_of(to.buffer));
+  const Operand& from = action.reads.front();
+  const ScheduleBuffer& source = schedule.buffer(from);
+  const bool in_place = from.buffer == to.buffer && source.kind == BufferKind::kUpdateSlot;
+  const bool to_layers = source.holds_for_layers() && of_layers;
+  walk.require_that(content.role == Role::kGradient || in_place || to_layers || !source.is_slot(),
+                    "gathers a slot into ", walk.name_of(to.buffer), ", which is another or none");
   walk.write(to, content);
   if (content.role == Role::kGradient) walk.carry(action.reads.front(), to);
 }
@@ -371,8 +352,10 @@ void decode(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   Content content = walk.read(action.reads.front());
   const Operand& to = action.writes.front();
-  walk.require_that(content.role == Role::kQuantized, walk.name_of(action.reads.front().buffer),
-                    " holds nothing that is quantised");
+  if (!content.valid || content.unit < 0) return;
+  walk.require_that(content.role == Role::kParameter && content.flats.size() == 1 &&
+                        walk.schedule().flat(walk.id_of(content)).is_quantized(),
+                    walk.name_of(action.reads.front().buffer), " holds nothing that is quantised");
   walk.require_that(content.sharded.empty(), "reads a part of ", walk.unit_name(content.unit),
                     " only: scales and codes of a tensor may be in different parts");
   walk.require_that(walk.schedule().buffer(to).format == walk.schedule().parameter_dtype,
@@ -405,29 +388,21 @@ void copy_to_slot(ContentWalk& walk, const Action& action) {
     const Content part = from_slot ? walk.take(operand) : walk.read(operand);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
-                            part.sharded == content.sharded,
+                            part.sharded == content.sharded && !part.flats.overlaps(content.flats),
                         "copies parts of different things: ",
                         walk.name_of(action.reads.front().buffer), " and ", source.name);
     }
-    walk.require_that(part.role == Role::kParameter || part.role == Role::kFrozen ||
-                          part.role == Role::kQuantized,
-                      source.name, " holds no parameters, which are what slots have copies of");
+    walk.require_that(part.role == Role::kParameter, source.name,
+                      " holds no parameters, which are what slots have copies of");
     walk.require_that(from_slot || !source.is_slot(), "copies ", source.name,
                       ", which is for something else than what layers read");
     walk.require_that(source.format == schedule.buffer(to).format, "copies to another format");
+    const FlatSet before = content.flats;
     content = part;
+    content.flats = content.flats | before;
   }
   if (!content.valid || content.unit < 0) return;
   walk.require_that(!to.adds, "adds where it copies");
-  if (content.role == Role::kQuantized) {
-    walk.require_that(action.reads.size() == 1, "copies several buffers to ",
-                      walk.name_of(to.buffer));
-  } else {
-    walk.require_that(reads_all_gathered(schedule, action, content.unit),
-                      "must copy all parameters of ", walk.unit_name(content.unit), " to ",
-                      walk.name_of(to.buffer), ", trainable and frozen");
-    content.role = Role::kParameter;
-  }
   content.open = false;
   walk.write(to, content);
 }
@@ -605,10 +580,10 @@ void norm_partial(ContentWalk& walk, const Action& action) {
       gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
       walk.unit_name(gradient.unit), ", sharded over ", [&] { return to_string(walk.all_axes()); },
       ", or elements count more than once in the norm");
-  char& normed = walk.normed()[static_cast<std::size_t>(gradient.unit)];
-  walk.require_that(normed == 0, "the norm of ", walk.unit_name(gradient.unit),
+  bool& is_normed = walk.is_normed(walk.id_of(gradient));
+  walk.require_that(!is_normed, "the norm of ", walk.unit_name(gradient.unit),
                     " has been taken already");
-  normed = 1;
+  is_normed = true;
   const Operand* const norm = scalars(walk, action.writes, BufferKind::kNorm);
   if (norm == nullptr) return;
   walk.require_that(norm->adds, "overwrites '", to_string(BufferKind::kNorm),
@@ -630,10 +605,13 @@ void results(ContentWalk& walk, const Action& action) {
                     walk.schedule().micro_steps, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
-    for (int unit = 0; unit < static_cast<int>(walk.schedule().units.size()); ++unit) {
-      walk.require_that(
-          !walk.is_trained(unit) || walk.normed()[static_cast<std::size_t>(unit)] != 0,
-          "the norm of ", walk.unit_name(unit), " has not been taken");
+    for (int u = 0; u < static_cast<int>(walk.schedule().units.size()); ++u) {
+      const auto flats = walk.schedule().units[static_cast<std::size_t>(u)].flats.size();
+      for (int f = 0; f < static_cast<int>(flats); ++f) {
+        walk.require_that(
+            !walk.is_trained({u, f}) || walk.is_normed({u, f}), "the norm of ",
+            [&] { return walk.flats_text(u, {f}); }, " has not been taken");
+      }
     }
   }
   walk.write(*to, {.role = Role::kScalars, .kept = norms != nullptr});
@@ -663,8 +641,9 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   const Content sum = in_slot ? walk.take(*gradient) : walk.read(*gradient);
   if (!walk.require_that(sum.valid && sum.unit >= 0, "the unit has no gradient")) return;
   require_complete(walk, sum);
+  const FlatId id = walk.id_of(sum);
   const bool has_master = std::ranges::any_of(
-      walk.state_of(sum.unit), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
+      walk.state_of(id), [&](int buffer) { return schedule.role(buffer) == Role::kMaster; });
   walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
                     "the gradient is not in fp32");
   if (walk.sums() != nullptr) walk.sums()->use(*gradient);
@@ -672,13 +651,13 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     return schedule.buffers[static_cast<std::size_t>(buffer)].tier;
   };
   std::size_t before = 0;  // the handler takes the optimizer's tensors as they come
-  for (const int buffer : walk.state_of(sum.unit)) {
+  for (const int buffer : walk.state_of(id)) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
     const bool on_disk = tier_of(buffer) == Tier::kDisk;
     // What is in other memory follows by copies.
     const bool is_here = on_disk || tier_of(buffer) == schedule.buffer(*gradient).tier;
-    if (role == Role::kFrozen || role == Role::kQuantized || !is_here) continue;
+    if (!is_here) continue;
     const Operand* const from =
         on_disk ? find_copy(walk, action.reads, buffer) : find_buffer(action.reads, buffer);
     if (on_disk && !walk.require_that(from != nullptr, "must read a copy of ", name)) return;

@@ -32,15 +32,15 @@ class Order {
       : schedule_(schedule),
         trains_(schedule.purpose == Purpose::kTrain),
         flats_(schedule.units.size()),
-        sums_(schedule.units.size(), -1),
-        writers_(schedule.units.size(), -1) {}
+        sums_(per_flat(schedule.units, -1)),
+        writers_(per_flat(schedule.units, -1)) {}
 
   void run();
 
  private:
-  /// A unit's gradient of the micro-step at hand.
+  /// The gradient of a flat parameter in the micro-step at hand.
   struct Gradient {
-    int unit;
+    FlatId flat;
     int buffer;
   };
 
@@ -56,6 +56,14 @@ class Order {
   void write_gradients(Action& action);
   void leave_gradient_of_input(Action& action);
   void add_up_gradients(int layer, int micro_step);
+  static int& at(PerFlat<int>& all, const FlatId& id) {
+    return all[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  }
+  Operand gradient(int buffer, const FlatId& id, bool adds) const {
+    Operand operand{.buffer = buffer, .unit = id.unit, .adds = adds};
+    schedule_.set_flats(operand, {id.flat});
+    return operand;
+  }
   const ScheduleLayer& layer(int index) const {
     return schedule_.layers[static_cast<std::size_t>(index)];
   }
@@ -63,8 +71,8 @@ class Order {
   Schedule& schedule_;
   const bool trains_;
   std::vector<std::vector<int>> flats_;  ///< by unit: buffers of its parameters
-  std::vector<int> sums_;                ///< by unit: the buffer of its gradient
-  std::vector<int> writers_;             ///< by unit: the layer whose backward is the last to add
+  PerFlat<int> sums_;                    ///< the buffer of its gradient
+  PerFlat<int> writers_;                 ///< the layer whose backward is the last to add to it
   std::vector<Gradient> open_;           ///< in order of first write
   std::vector<Operand> outputs_;         ///< by layer, of the micro-step at hand
   Operand output_gradient_;              ///< of the layer whose backward comes next
@@ -72,11 +80,11 @@ class Order {
 };
 
 void Order::list_flats() {
-  // As layers read them: quantised ones first.
-  for (const Role role : {Role::kQuantized, Role::kParameter, Role::kFrozen}) {
+  for (const bool quantized : {true, false}) {  // as passes name them
     for (int b = 0; b < static_cast<int>(schedule_.buffers.size()); ++b) {
       const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
-      if (is_flat_parameter(buffer) && buffer.role == role) {
+      if (is_flat_parameter(buffer) &&
+          schedule_.flat(buffer.unit, buffer.flat).is_quantized() == quantized) {
         flats_[static_cast<std::size_t>(buffer.unit)].push_back(b);
       }
     }
@@ -85,16 +93,20 @@ void Order::list_flats() {
 
 void Order::add_sums() {
   for (int l = static_cast<int>(schedule_.layers.size()) - 1; l >= 0; --l) {
-    for (const int unit : layer(l).gradients) writers_[static_cast<std::size_t>(unit)] = l;
+    for (const FlatId& id : layer(l).gradients) at(writers_, id) = l;
   }
-  for (std::size_t u = 0; u < sums_.size(); ++u) {
-    const ScheduleUnit& unit = schedule_.units[u];
-    if (unit.trainable_numel == 0) continue;
-    sums_[u] = add_buffer(schedule_, {.name = unit.name + ".gradient",
-                                      .kind = BufferKind::kGradient,
-                                      .role = Role::kGradient,
-                                      .unit = static_cast<int>(u),
-                                      .numel = unit.trainable_numel});
+  for (int u = 0; u < static_cast<int>(schedule_.units.size()); ++u) {
+    const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(u)];
+    for (int f = 0; f < static_cast<int>(unit.flats.size()); ++f) {
+      const ScheduleFlat& flat = unit.flats[static_cast<std::size_t>(f)];
+      if (!flat.trainable) continue;
+      at(sums_, {u, f}) = add_buffer(schedule_, {.name = name_beside(unit, flat, "gradient"),
+                                                 .kind = BufferKind::kGradient,
+                                                 .role = Role::kGradient,
+                                                 .unit = u,
+                                                 .flat = f,
+                                                 .numel = flat.numel});
+    }
   }
 }
 
@@ -128,21 +140,23 @@ void Order::read_parameters(Action& action, const std::vector<int>& units) const
 }
 
 void Order::write_gradients(Action& action) {
-  for (const int unit : layer(action.layer).gradients) {
-    const auto known = std::ranges::find(open_, unit, &Gradient::unit);
+  for (const FlatId& id : layer(action.layer).gradients) {
+    const auto known = std::ranges::find(open_, id, &Gradient::flat);
     if (known != open_.end()) {
-      action.writes.push_back({.buffer = known->buffer, .unit = unit, .adds = true});
+      action.writes.push_back(gradient(known->buffer, id, true));
       continue;
     }
-    const ScheduleUnit& of = schedule_.units[static_cast<std::size_t>(unit)];
-    const int buffer = add_buffer(schedule_, {.name = concat(of.name, ".g", action.micro_step),
-                                              .kind = BufferKind::kWholeSlot,
-                                              .role = Role::kGradient,
-                                              .micro_step = action.micro_step,
-                                              .format = schedule_.reduce_dtype,
-                                              .numel = of.trainable_numel});
-    open_.push_back({unit, buffer});
-    action.writes.push_back({.buffer = buffer, .unit = unit});
+    const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(id.unit)];
+    const ScheduleFlat& flat = schedule_.flat(id);
+    const int buffer =
+        add_buffer(schedule_, {.name = name_beside(unit, flat, concat('g', action.micro_step)),
+                               .kind = BufferKind::kWholeSlot,
+                               .role = Role::kGradient,
+                               .micro_step = action.micro_step,
+                               .format = schedule_.reduce_dtype,
+                               .numel = flat.numel});
+    open_.push_back({id, buffer});
+    action.writes.push_back(gradient(buffer, id, false));
   }
 }
 
@@ -153,15 +167,14 @@ void Order::leave_gradient_of_input(Action& action) {
   action.writes.push_back(output_gradient_);
 }
 
-/// Of units to which no layer before this one contributes.
+/// Those to which no layer before this one contributes.
 void Order::add_up_gradients(int l, int micro_step) {
-  std::erase_if(open_, [&](const Gradient& gradient) {
-    const auto u = static_cast<std::size_t>(gradient.unit);
-    if (writers_[u] != l) return false;
-    schedule_.actions.push_back(
-        {.operation = &operations::kCast,
-         .reads = {{.buffer = gradient.buffer, .unit = gradient.unit}},
-         .writes = {{.buffer = sums_[u], .unit = gradient.unit, .adds = micro_step > 0}}});
+  std::erase_if(open_, [&](const Gradient& written) {
+    if (at(writers_, written.flat) != l) return false;
+    const int sum = at(sums_, written.flat);
+    schedule_.actions.push_back({.operation = &operations::kCast,
+                                 .reads = {gradient(written.buffer, written.flat, false)},
+                                 .writes = {gradient(sum, written.flat, micro_step > 0)}});
     return true;
   });
 }

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 #include <span>
+#include <tuple>
+#include <utility>
 
 #include "schedule_policy.h"
 #include "schedule_words.h"
@@ -93,10 +95,9 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
   fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
 
-constexpr std::array kAllRoles{Role::kParameter,         Role::kFrozen,  Role::kQuantized,
-                               Role::kDecoded,           Role::kMaster,  Role::kOptimizer,
-                               Role::kGradient,          Role::kScalars, Role::kActivation,
-                               Role::kActivationGradient};
+constexpr std::array kAllRoles{Role::kParameter,  Role::kDecoded,           Role::kMaster,
+                               Role::kOptimizer,  Role::kGradient,          Role::kScalars,
+                               Role::kActivation, Role::kActivationGradient};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -188,28 +189,26 @@ class Parser {
     if (key == "unit") {
       ScheduleUnit unit;
       unit.name = define(units_, line);
-      unit.trainable_numel = line.number<std::int64_t>("the number of trainable elements");
-      unit.frozen_numel = line.number<std::int64_t>("the number of frozen elements");
-      if (!line.done()) {
-        unit.quantized_bytes = line.number<std::int64_t>("the number of quantised bytes");
-        unit.decoded_numel = line.number<std::int64_t>("the number of decoded elements");
-      }
       schedule_.units.push_back(std::move(unit));
+    } else if (key == "flat") {
+      parse_flat(line);
     } else if (key == "layer") {
       ScheduleLayer layer;
       layer.name = define(layers_, line);
       layer.forward_reads = parse_units(line);
       layer.backward_reads = parse_units(line);
-      layer.gradients = parse_units(line);
+      layer.gradients = parse_gradients(line);
       schedule_.layers.push_back(std::move(layer));
     } else if (key == "part") {
-      const int unit = find(units_, "unit", line);
+      const FlatId id = parse_flat_name(line.take("the name of a unit"));
       GradientPart part;
       part.name = unquote_name(line.take("the name of a tensor"));
       part.tensors = line.number("the number of tensors");
       line.expect("|");
       while (!line.done()) part.layers.push_back(find(layers_, "layer", line));
-      schedule_.units[static_cast<std::size_t>(unit)].parts.push_back(std::move(part));
+      schedule_.units[static_cast<std::size_t>(id.unit)]
+          .flats.at(static_cast<std::size_t>(id.flat))
+          .parts.push_back(std::move(part));
     } else if (key == "policy") {
       const std::string_view name = line.take("an option of the policy");
       require(policy_.emplace(name).second, ErrorCode::kConfig, "'", name, "' is given twice");
@@ -220,6 +219,54 @@ class Parser {
       return false;
     }
     return true;
+  }
+
+  void parse_flat(Line& line) {
+    ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(find(units_, "unit", line))];
+    require(schedule_.layers.empty() && schedule_.buffers.empty(), ErrorCode::kConfig,
+            "flat parameters come before layers and buffers");
+    ScheduleFlat flat;
+    flat.name = unquote_name(line.take("the name of a flat parameter"));
+    for (const ScheduleFlat& other : unit.flats) {
+      require(other.name != flat.name, ErrorCode::kConfig, "the name '", flat.name, "' is taken");
+    }
+    require(std::ssize(unit.flats) < FlatSet::kMost, ErrorCode::kConfig, "a unit has at most ",
+            FlatSet::kMost, " flat parameters");
+    flat.format = parse_dtype(line.take("a format"));
+    flat.numel = line.number<std::int64_t>("the number of elements");
+    flat.trainable = line.accept("trained");
+    if (!flat.trainable) line.expect("frozen");
+    if (!line.done()) flat.decoded_numel = line.number<std::int64_t>("the number of elements");
+    unit.flats.push_back(std::move(flat));
+  }
+
+  /// "h.1+frozen": a unit, and flat parameters of it.
+  std::pair<int, FlatSet> parse_with_flats(std::string_view word) const {
+    std::size_t plus = std::min(word.find('+'), word.size());
+    const int unit = find(units_, "unit", unquote_name(word.substr(0, plus)));
+    const std::vector<ScheduleFlat>& flats = schedule_.units[static_cast<std::size_t>(unit)].flats;
+    FlatSet set;
+    while (plus < word.size()) {
+      const std::size_t end = std::min(word.find('+', plus + 1), word.size());
+      const std::string name = unquote_name(word.substr(plus + 1, end - plus - 1));
+      const auto found = std::ranges::find(flats, name, &ScheduleFlat::name);
+      require(found != flats.end(), ErrorCode::kConfig, "unit '",
+              schedule_.units[static_cast<std::size_t>(unit)].name, "' has no flat parameter '",
+              name, "'");
+      set.insert(static_cast<int>(found - flats.begin()));
+      plus = end;
+    }
+    return {unit, set};
+  }
+
+  /// One of a unit that exists, the first if none is named.
+  FlatId parse_flat_name(std::string_view word) const {
+    const auto [unit, flats] = parse_with_flats(word);
+    require(flats.size() <= 1, ErrorCode::kConfig, "'", word, "' names several flat parameters");
+    require(!schedule_.units[static_cast<std::size_t>(unit)].flats.empty(), ErrorCode::kConfig,
+            "unit '", schedule_.units[static_cast<std::size_t>(unit)].name,
+            "' has no flat parameter");
+    return {unit, flats.empty() ? 0 : flats.front()};
   }
 
   void parse_buffer(Line& line) {
@@ -234,7 +281,9 @@ class Parser {
     if (buffer.kind == BufferKind::kInput || buffer.is_activation()) {
       buffer.layer = find(layers_, "layer", line);
     } else if (!line.accept("-")) {
-      buffer.unit = find(units_, "unit", line);
+      const FlatId id = parse_flat_name(line.take("the name of a unit"));
+      buffer.unit = id.unit;
+      buffer.flat = id.flat;
     }
     if (!line.accept("-")) buffer.micro_step = parse_numbered('m', line.take("a micro-step"));
     const std::string_view format = line.take("a format");
@@ -299,8 +348,8 @@ class Parser {
     operand.unit = schedule_.buffer(operand).unit;
     operand.sharded = schedule_.buffer(operand).sharded;
     if (equals < slash) {
-      operand.unit =
-          find(units_, "unit", unquote_name(word.substr(equals + 1, slash - equals - 1)));
+      std::tie(operand.unit, operand.flats) =
+          parse_with_flats(word.substr(equals + 1, slash - equals - 1));
     }
     if (slash < word.size()) operand.sharded = parse_axes(word.substr(slash + 1));
     return operand;
@@ -324,6 +373,16 @@ class Parser {
       units.push_back(find(units_, "unit", line));
     } while (!line.done() && !line.starts('|'));
     return units;
+  }
+
+  std::vector<FlatId> parse_gradients(Line& line) const {
+    line.expect("|");
+    std::vector<FlatId> flats;
+    if (line.accept("-")) return flats;
+    do {
+      flats.push_back(parse_flat_name(line.take("the name of a unit")));
+    } while (!line.done() && !line.starts('|'));
+    return flats;
   }
 
   using Names = std::map<std::string, int, std::less<>>;

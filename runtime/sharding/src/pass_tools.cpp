@@ -44,25 +44,4 @@ void set_state(Schedule& schedule, const StateOptions& options) {
   }
 }
 
-bool is_flat_parameter(const ScheduleBuffer& buffer) {
-  return buffer.kind == BufferKind::kState &&
-         (buffer.role == Role::kParameter || buffer.role == Role::kFrozen ||
-          buffer.role == Role::kQuantized);
-}
-
-int find_of_unit(const Schedule& schedule, BufferKind kind, Role role, int unit) {
-  const auto found = std::ranges::find_if(schedule.buffers, [&](const ScheduleBuffer& buffer) {
-    return buffer.kind == kind && buffer.role == role && buffer.unit == unit;
-  });
-  return found == schedule.buffers.end() ? -1 : static_cast<int>(found - schedule.buffers.begin());
-}
-
-void replace_buffer(Action& action, int from, int to) {
-  for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
-    for (Operand& operand : *operands) {
-      if (operand.buffer == from) operand.buffer = to;
-    }
-  }
-}
-
 }  // namespace tessera

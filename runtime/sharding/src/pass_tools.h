@@ -16,8 +16,26 @@ int add_buffer(Schedule& schedule, ScheduleBuffer buffer);
 /// name, and those of all that a buffer held are of all that it holds then.
 void set_state(Schedule& schedule, const StateOptions& options);
 
-/// True of a unit's flat parameter as it is kept from step to step, quantised or not.
-bool is_flat_parameter(const ScheduleBuffer& buffer);
+/// True of a unit's flat parameter as it is kept from step to step.
+inline bool is_flat_parameter(const ScheduleBuffer& buffer) {
+  return buffer.kind == BufferKind::kState && buffer.role == Role::kParameter;
+}
+
+/// By flat parameter of each unit.
+template <typename T>
+using PerFlat = std::vector<std::vector<T>>;
+
+template <typename T>
+PerFlat<T> per_flat(const std::vector<ScheduleUnit>& units, const T& value) {
+  PerFlat<T> all;
+  for (const ScheduleUnit& unit : units) all.emplace_back(unit.flats.size(), value);
+  return all;
+}
+
+/// The flat parameter that an operand of one is of.
+inline FlatId id_of(const Schedule& schedule, const Operand& operand) {
+  return {operand.unit, schedule.flats(operand).front()};
+}
 
 /// True of a buffer that a micro-step's gradient of a unit is written to: until it has a slot, its
 /// own.
@@ -25,8 +43,9 @@ inline bool is_written_gradient(const ScheduleBuffer& buffer) {
   return buffer.kind == BufferKind::kWholeSlot && buffer.role == Role::kGradient;
 }
 
-/// The unit's buffer of this kind and role; -1: none.
-int find_of_unit(const Schedule& schedule, BufferKind kind, Role role, int unit);
+/// The name of what a flat parameter has beside itself: "h.3.master", "h.3.parameter-fp32.master".
+std::string name_beside(const ScheduleUnit& unit, const ScheduleFlat& flat,
+                        const std::string& what);
 
 /// By unit: whether it is among the share of the units with something to train, the last ones.
 std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share);
@@ -34,12 +53,10 @@ std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, dou
 /// Whether any unit has frozen parameters, quantised or not.
 bool has_frozen(const std::vector<ScheduleUnit>& units);
 
-/// Whether frozen parameters leave the device without trainable ones, being cut otherwise.
+/// Whether frozen parameters leave the device without trainable ones, being cut where these are
+/// not.
 inline bool moves_frozen_alone(const Placement& placement, bool has_frozen) {
-  return placement.frozen.has_value() && has_frozen;
+  return placement.frozen.has_value() && !placement.frozen->empty() && has_frozen;
 }
-
-/// Where buffer `index` of a content becomes another in an action.
-void replace_buffer(Action& action, int from, int to);
 
 }  // namespace tessera

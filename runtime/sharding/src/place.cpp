@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,20 +28,21 @@ int micro_step_of(const Schedule& schedule, const Action& action) {
 
 class Placing {
  public:
-  explicit Placing(Schedule& schedule) : schedule_(schedule), units_(schedule.units.size()) {}
+  explicit Placing(Schedule& schedule)
+      : schedule_(schedule), flats_(per_flat(schedule.units, FlatPlace())) {}
 
   void run();
 
  private:
-  /// Where a unit is kept, and its gradient at this point of the walk.
-  struct UnitPlace {
+  /// Where a flat parameter is kept, and its gradient at this point of the walk.
+  struct FlatPlace {
     int parameter = -1;
     int master = -1;
     std::vector<int> held{};  ///< by the optimizer: parameters on disk, master weights, its tensors
     int gradient = -1;        ///< its buffer on the device
     int host_gradient = -1;   ///< where the host has it, if it has
     int host_parameter = -1;  ///< written there, and copied to the device; -1: none
-    Tier home = Tier::kDevice;  ///< of what is trained
+    Tier home = Tier::kDevice;
     bool is_updated_on_host = false;
     bool keeps_gradient_on_host = false;
     int sum = -1;         ///< where it is kept on the host, the buffer that has it just now
@@ -46,7 +50,7 @@ class Placing {
     AxisSet kept_as{};    ///< along which the gradient on the host is sharded
   };
 
-  void list_units();
+  void list_flats();
   void add_host_gradients();
   void add_inputs();
   void find_last_uses();
@@ -55,78 +59,95 @@ class Placing {
   Operand bring(std::vector<Operand> from, const Action& pass);
   std::vector<Operand> bring_closer(std::vector<Operand> from, bool to_device);
   Operand decode(const Operand& quantized, const Action& pass);
-  Operand add_content(const Operand& like, BufferKind kind, std::int64_t numel, Tier tier,
+  Operand add_content(const std::vector<Operand>& like, BufferKind kind, Tier tier,
                       int micro_step = -1);
   void copy(Lane lane, std::vector<Operand> from, const Operand& to);
+  void use_buffer(Action& action, int from, int to, const FlatId& id) const;
   void use_sum(Action action, std::size_t index);
-  void fetch_sum(int unit, int micro_step);
-  void keep_sum(int unit, AxisSet sharded);
+  void fetch_sum(const FlatId& id, int micro_step);
+  void keep_sum(const FlatId& id, AxisSet sharded);
   void step(Action action);
-  void step_on_host(int unit, const Operand& results);
-  std::vector<int> read_state(int unit);
-  void write_state(int unit, const std::vector<int>& held);
-  void gather_updated(int unit, int from);
-  int sum_of(const Action& action) const;
+  void step_on_host(const FlatId& id, const Operand& results);
+  std::vector<int> read_state(const FlatId& id);
+  void write_state(const FlatId& id, const std::vector<int>& held);
+  void gather_updated(const FlatId& id, int from);
+  std::optional<FlatId> sum_of(const Action& action) const;
   bool leaves(int layer) const {
     return !schedule_.offload_activations.empty() && schedule_.keeps_input(layer);
   }
-  UnitPlace& at(int unit) { return units_[static_cast<std::size_t>(unit)]; }
-  const ScheduleUnit& unit_at(int unit) const {
-    return schedule_.units[static_cast<std::size_t>(unit)];
+  FlatPlace& at(const FlatId& id) {
+    return flats_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
   }
-  Operand optimizer_part(int buffer, int unit) const {
-    return {buffer, unit, schedule_.placement.optimizer};
+  const FlatPlace& at(const FlatId& id) const {
+    return flats_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  }
+  /// The name of a new buffer for something of the flat parameter.
+  std::string name_for(const FlatId& id, std::string_view what) const {
+    return name_beside(schedule_.units[static_cast<std::size_t>(id.unit)], schedule_.flat(id),
+                       concat(what, schedule_.buffers.size()));
+  }
+  Operand part(int buffer, const FlatId& id, AxisSet sharded) const {
+    Operand operand{.buffer = buffer, .unit = id.unit, .sharded = sharded};
+    schedule_.set_flats(operand, {id.flat});
+    return operand;
+  }
+  Operand optimizer_part(int buffer, const FlatId& id) const {
+    return part(buffer, id, schedule_.placement.optimizer);
   }
 
   Schedule& schedule_;
-  std::vector<UnitPlace> units_;
+  PerFlat<FlatPlace> flats_;
   std::vector<int> inputs_;     ///< by layer: its buffer on the host
   std::vector<bool> last_use_;  ///< by action: of a sum in its micro-step
   std::vector<Action> actions_;
 };
 
-void Placing::list_units() {
+void Placing::list_flats() {
   const std::vector<bool> on_host =
       last_trained_units(schedule_.units, schedule_.offload_gradients);
-  for (std::size_t u = 0; u < units_.size(); ++u) units_[u].keeps_gradient_on_host = on_host[u];
+  for (std::size_t u = 0; u < flats_.size(); ++u) {
+    for (FlatPlace& flat : flats_[u]) flat.keeps_gradient_on_host = on_host[u];
+  }
   for (int b = 0; b < static_cast<int>(schedule_.buffers.size()); ++b) {
     const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(b)];
-    if (buffer.unit < 0) continue;
-    UnitPlace& unit = at(buffer.unit);
+    if (buffer.unit < 0 || !schedule_.flat(buffer.unit, buffer.flat).trainable) continue;
+    FlatPlace& flat = at({buffer.unit, buffer.flat});
     const bool is_copy = buffer.kind == BufferKind::kCopy;
-    if (buffer.role == Role::kGradient) unit.gradient = b;
-    if (buffer.role == Role::kParameter) (is_copy ? unit.host_parameter : unit.parameter) = b;
-    if (buffer.role == Role::kMaster) unit.master = b;
     const bool is_parameter = buffer.role == Role::kParameter && !is_copy;
-    if (is_parameter) unit.home = buffer.tier;
+    if (buffer.role == Role::kGradient) flat.gradient = b;
+    if (buffer.role == Role::kParameter) (is_copy ? flat.host_parameter : flat.parameter) = b;
+    if (buffer.role == Role::kMaster) flat.master = b;
+    if (is_parameter) flat.home = buffer.tier;
     if (buffer.role == Role::kMaster || buffer.role == Role::kOptimizer ||
         (is_parameter && buffer.tier == Tier::kDisk)) {
-      unit.held.push_back(b);
+      flat.held.push_back(b);
     }
-    const bool is_trained =
-        buffer.persistent && buffer.role != Role::kFrozen && buffer.role != Role::kQuantized;
-    if (is_trained && buffer.tier != Tier::kDevice) unit.is_updated_on_host = true;
+    if (buffer.persistent && buffer.tier != Tier::kDevice) flat.is_updated_on_host = true;
   }
 }
 
-/// Where the optimizer reads gradients of units whose state is on the host, and where gradients are
+/// Where the optimizer reads gradients of what has its state on the host, and where gradients are
 /// from one micro-step to the next.
 void Placing::add_host_gradients() {
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    UnitPlace& unit = at(u);
-    if (unit.gradient < 0 || (!unit.is_updated_on_host && !unit.keeps_gradient_on_host)) continue;
-    const bool adds_there = unit.keeps_gradient_on_host && schedule_.micro_steps > 1;
-    const AxisSet sharded = adds_there
-                                ? schedule_.buffers[static_cast<std::size_t>(unit.gradient)].sharded
-                                : schedule_.placement.optimizer;
-    unit.host_gradient =
-        add_buffer(schedule_, {.name = unit_at(u).name + ".gradient@host",
-                               .kind = BufferKind::kCopy,
-                               .role = Role::kGradient,
-                               .unit = u,
-                               .sharded = sharded,
-                               .numel = unit_at(u).trainable_numel / schedule_.mesh.size(sharded),
-                               .tier = Tier::kHost});
+  for (int u = 0; u < static_cast<int>(flats_.size()); ++u) {
+    for (int f = 0; f < static_cast<int>(flats_[static_cast<std::size_t>(u)].size()); ++f) {
+      FlatPlace& flat = at({u, f});
+      if (flat.gradient < 0 || (!flat.is_updated_on_host && !flat.keeps_gradient_on_host)) continue;
+      const bool adds_there = flat.keeps_gradient_on_host && schedule_.micro_steps > 1;
+      const AxisSet sharded =
+          adds_there ? schedule_.buffers[static_cast<std::size_t>(flat.gradient)].sharded
+                     : schedule_.placement.optimizer;
+      const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(u)];
+      flat.host_gradient =
+          add_buffer(schedule_, {.name = name_beside(unit, schedule_.flat(u, f), "gradient@host"),
+                                 .kind = BufferKind::kCopy,
+                                 .role = Role::kGradient,
+                                 .unit = u,
+                                 .flat = f,
+                                 .sharded = sharded,
+                                 .numel = schedule_.flat(u, f).numel / schedule_.mesh.size(sharded),
+                                 .tier = Tier::kHost});
+    }
   }
 }
 
@@ -145,17 +166,16 @@ void Placing::add_inputs() {
   }
 }
 
-/// The unit whose gradient buffer an action reads or writes, if it is to be on the host; -1: none.
-int Placing::sum_of(const Action& action) const {
+/// The flat parameter whose gradient buffer an action reads or writes, if it is to be on the host.
+std::optional<FlatId> Placing::sum_of(const Action& action) const {
   for (const std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
     for (const Operand& operand : *operands) {
-      if (schedule_.is_of_kind(operand, BufferKind::kGradient) &&
-          units_[static_cast<std::size_t>(operand.unit)].keeps_gradient_on_host) {
-        return operand.unit;
-      }
+      if (!schedule_.is_of_kind(operand, BufferKind::kGradient)) continue;
+      const FlatId id = id_of(schedule_, operand);
+      if (at(id).keeps_gradient_on_host) return id;
     }
   }
-  return -1;
+  return std::nullopt;
 }
 
 void Placing::find_last_uses() {
@@ -164,12 +184,12 @@ void Placing::find_last_uses() {
     std::size_t action;
     int micro_step;
   };
-  std::vector<Use> last(units_.size(), {0, -1});
+  std::map<FlatId, Use> last;
   for (std::size_t a = 0; a < schedule_.actions.size(); ++a) {
     const Action& action = schedule_.actions[a];
-    const int unit = sum_of(action);
-    if (unit < 0 || action.operation == &operations::kOptimizerStep) continue;
-    Use& use = last[static_cast<std::size_t>(unit)];
+    const std::optional<FlatId> id = sum_of(action);
+    if (!id || action.operation == &operations::kOptimizerStep) continue;
+    Use& use = last.try_emplace(*id, Use{0, -1}).first->second;
     const int named = micro_step_of(schedule_, action);
     const int micro_step = named < 0 ? use.micro_step : named;
     if (micro_step == use.micro_step) last_use_[use.action] = false;
@@ -183,39 +203,40 @@ void Placing::copy(Lane lane, std::vector<Operand> from, const Operand& to) {
       {.operation = &operations::kCopy, .lane = lane, .reads = std::move(from), .writes = {to}});
 }
 
-/// An operand of a new buffer for what `like` is of.
-Operand Placing::add_content(const Operand& like, BufferKind kind, std::int64_t numel, Tier tier,
+/// An operand of a new buffer for what `like` are of.
+Operand Placing::add_content(const std::vector<Operand>& like, BufferKind kind, Tier tier,
                              int micro_step) {
-  const ScheduleBuffer& source = schedule_.buffer(like);
-  const bool quantized = source.role == Role::kQuantized;
-  Operand content = like;
-  content.buffer = add_buffer(schedule_, {.name = concat(unit_at(like.unit).name, '.',
-                                                         to_string(kind), schedule_.buffers.size()),
-                                          .kind = kind,
-                                          .role = quantized ? Role::kQuantized : Role::kParameter,
-                                          .micro_step = micro_step,
-                                          .format = source.format,
-                                          .numel = numel,
-                                          .tier = tier});
+  FlatSet flats;
+  std::int64_t numel = 0;
+  for (const Operand& flat : like) {
+    flats = flats | schedule_.flats(flat);
+    numel += schedule_.numel(flat);
+  }
+  Operand content = like.front();
+  const std::string& unit = schedule_.units[static_cast<std::size_t>(content.unit)].name;
+  content.buffer =
+      add_buffer(schedule_, {.name = concat(unit, '.', to_string(kind), schedule_.buffers.size()),
+                             .kind = kind,
+                             .role = Role::kParameter,
+                             .micro_step = micro_step,
+                             .format = schedule_.buffer(like.front()).format,
+                             .numel = numel / schedule_.mesh.size(content.sharded),
+                             .tier = tier});
+  schedule_.set_flats(content, flats);
   return content;
 }
 
 /// From the disk to the host, and on to the device.
 std::vector<Operand> Placing::bring_closer(std::vector<Operand> from, bool to_device) {
-  std::int64_t numel = 0;
-  for (const Operand& flat : from) {
-    numel += schedule_.unit_numel(flat.unit, schedule_.buffer(flat));
-  }
-  numel /= schedule_.mesh.size(from.front().sharded);
   if (tier_of_buffer(schedule_, from.front().buffer) == Tier::kDisk) {
-    const Operand staging = add_content(from.front(), BufferKind::kStagingSlot, numel, Tier::kHost);
+    const Operand staging = add_content(from, BufferKind::kStagingSlot, Tier::kHost);
     copy(Lane::kDiskIn, std::move(from), staging);
     from = {staging};
   }
   if (to_device) {
-    const Operand part = add_content(from.front(), BufferKind::kShardSlot, numel, Tier::kDevice);
-    copy(Lane::kCopyIn, std::move(from), part);
-    from = {part};
+    const Operand on_device = add_content(from, BufferKind::kShardSlot, Tier::kDevice);
+    copy(Lane::kCopyIn, std::move(from), on_device);
+    from = {on_device};
   }
   return from;
 }
@@ -232,26 +253,22 @@ void Placing::gather(Action action) {
 
 /// What every rank has whole, but not on the device: a copy.
 Operand Placing::bring(std::vector<Operand> from, const Action& pass) {
-  std::int64_t numel = 0;
-  for (const Operand& flat : from) {
-    numel += schedule_.unit_numel(flat.unit, schedule_.buffer(flat));
-  }
-  const Operand whole =
-      add_content(from.front(), BufferKind::kWholeSlot, numel, Tier::kDevice, pass.micro_step);
+  const Operand whole = add_content(from, BufferKind::kWholeSlot, Tier::kDevice, pass.micro_step);
   copy(Lane::kCopyIn, bring_closer(std::move(from), false), whole);
   return whole;
 }
 
 Operand Placing::decode(const Operand& quantized, const Action& pass) {
-  const Operand decoded{
-      .buffer = add_buffer(
-          schedule_, {.name = concat(unit_at(quantized.unit).name, ".w", schedule_.buffers.size()),
-                      .kind = BufferKind::kWholeSlot,
-                      .role = Role::kDecoded,
-                      .micro_step = pass.micro_step,
-                      .format = schedule_.parameter_dtype,
-                      .numel = unit_at(quantized.unit).decoded_numel}),
+  const std::string& unit = schedule_.units[static_cast<std::size_t>(quantized.unit)].name;
+  Operand decoded{
+      .buffer = add_buffer(schedule_, {.name = concat(unit, ".w", schedule_.buffers.size()),
+                                       .kind = BufferKind::kWholeSlot,
+                                       .role = Role::kDecoded,
+                                       .micro_step = pass.micro_step,
+                                       .format = schedule_.parameter_dtype}),
       .unit = quantized.unit};
+  schedule_.set_flats(decoded, schedule_.flats(quantized));
+  schedule_.buffers.back().numel = schedule_.numel(decoded);
   actions_.push_back(
       {.operation = &operations::kDecode, .reads = {quantized}, .writes = {decoded}});
   return decoded;
@@ -265,20 +282,30 @@ void Placing::pass(Action action) {
       reads.push_back(action.reads[i++]);
       continue;
     }
-    std::vector<Operand> away, here;
+    std::vector<std::vector<Operand>> away;  // by format
+    std::vector<Operand> here;
     for (; i < action.reads.size() && action.reads[i].unit == unit; ++i) {
       Operand flat = action.reads[i];
       const bool is_away = tier_of_buffer(schedule_, flat.buffer) != Tier::kDevice;
-      if (schedule_.role(flat.buffer) == Role::kQuantized) {
+      if (schedule_.flat(id_of(schedule_, flat)).is_quantized()) {
         if (is_away) gone.push_back(flat = bring({flat}, action));
         gone.push_back(decode(flat, action));
         reads.push_back(gone.back());
+      } else if (!is_away) {
+        here.push_back(flat);
       } else {
-        (is_away ? away : here).push_back(flat);
+        const auto alike = std::ranges::find_if(away, [&](const std::vector<Operand>& flats) {
+          return schedule_.buffer(flats.front()).format == schedule_.buffer(flat).format;
+        });
+        if (alike == away.end()) {
+          away.push_back({flat});
+        } else {
+          alike->push_back(flat);
+        }
       }
     }
-    if (!away.empty()) {
-      gone.push_back(bring(std::move(away), action));
+    for (std::vector<Operand>& flats : away) {
+      gone.push_back(bring(std::move(flats), action));
       reads.push_back(gone.back());
     }
     reads.insert(reads.end(), here.begin(), here.end());
@@ -307,150 +334,161 @@ void Placing::pass(Action action) {
   for (const Operand& content : gone) push(operations::kReshard, content);
 }
 
-/// A buffer for the unit's sum, with what earlier micro-steps have left on the host, if they have.
-void Placing::fetch_sum(int u, int micro_step) {
-  UnitPlace& unit = at(u);
-  const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(unit.gradient)];
-  unit.micro_step = micro_step;
-  unit.sum =
-      add_buffer(schedule_, {.name = concat(unit_at(u).name, ".sum", schedule_.buffers.size()),
-                             .kind = BufferKind::kSumSlot,
-                             .role = Role::kGradient,
-                             .sharded = like.sharded,
-                             .numel = like.numel});
+/// A buffer for the sum, with what earlier micro-steps have left on the host, if they have.
+void Placing::fetch_sum(const FlatId& id, int micro_step) {
+  FlatPlace& flat = at(id);
+  const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(flat.gradient)];
+  flat.micro_step = micro_step;
+  flat.sum = add_buffer(schedule_, {.name = name_for(id, "sum"),
+                                    .kind = BufferKind::kSumSlot,
+                                    .role = Role::kGradient,
+                                    .sharded = like.sharded,
+                                    .numel = like.numel});
   if (micro_step == 0) return;
-  copy(Lane::kCopyIn, {{unit.host_gradient, u, unit.kept_as}}, {unit.sum, u, unit.kept_as});
+  copy(Lane::kCopyIn, {part(flat.host_gradient, id, flat.kept_as)},
+       part(flat.sum, id, flat.kept_as));
 }
 
-void Placing::keep_sum(int u, AxisSet sharded) {
-  UnitPlace& unit = at(u);
-  unit.kept_as = sharded;
-  const int from = unit.keeps_gradient_on_host ? unit.sum : unit.gradient;
-  copy(Lane::kCopyOut, {{from, u, sharded}}, {unit.host_gradient, u, sharded});
+void Placing::keep_sum(const FlatId& id, AxisSet sharded) {
+  FlatPlace& flat = at(id);
+  flat.kept_as = sharded;
+  const int from = flat.keeps_gradient_on_host ? flat.sum : flat.gradient;
+  copy(Lane::kCopyOut, {part(from, id, sharded)}, part(flat.host_gradient, id, sharded));
 }
 
-/// An action on the gradient of a unit that keeps it on the host.
+/// In an action, another buffer for the gradient.
+void Placing::use_buffer(Action& action, int from, int to, const FlatId& id) const {
+  for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+    for (Operand& operand : *operands) {
+      if (operand.buffer != from) continue;
+      operand.buffer = to;
+      schedule_.set_flats(operand, {id.flat});
+    }
+  }
+}
+
+/// An action on a gradient that is kept on the host.
 void Placing::use_sum(Action action, std::size_t index) {
-  const int u = sum_of(action);
-  UnitPlace& unit = at(u);
+  const FlatId id = *sum_of(action);
+  FlatPlace& flat = at(id);
   const int named = micro_step_of(schedule_, action);
-  if (named >= 0 && named != unit.micro_step) fetch_sum(u, named);
-  replace_buffer(action, unit.gradient, unit.sum);
+  if (named >= 0 && named != flat.micro_step) fetch_sum(id, named);
+  use_buffer(action, flat.gradient, flat.sum, id);
   const bool ends = action.operation == &operations::kNormPartial;
   const AxisSet sharded = ends ? schedule_.placement.optimizer : action.writes.front().sharded;
   actions_.push_back(std::move(action));
-  if (last_use_[index]) keep_sum(u, sharded);
+  if (last_use_[index]) keep_sum(id, sharded);
 }
 
-/// Where the optimizer finds what it holds of a unit: its buffers, or copies of those on disk.
-std::vector<int> Placing::read_state(int u) {
-  std::vector<int> held = at(u).held;
+/// Where the optimizer finds what it holds: its buffers, or copies of those on disk.
+std::vector<int> Placing::read_state(const FlatId& id) {
+  std::vector<int> held = at(id).held;
   for (int& buffer : held) {
     const ScheduleBuffer state = schedule_.buffers[static_cast<std::size_t>(buffer)];
     if (state.tier != Tier::kDisk) continue;
     const AxisSet optimizer = schedule_.placement.optimizer;
-    const int slot = add_buffer(
-        schedule_, {.name = state.name + "@step",
-                    .kind = BufferKind::kStateSlot,
-                    .role = state.role,
-                    .tensor = state.tensor,
-                    .format = state.format,
-                    .block = state.block,
-                    .numel = schedule_.unit_numel(u, state) / schedule_.mesh.size(optimizer),
-                    .tier = Tier::kHost});
-    copy(Lane::kDiskIn, {optimizer_part(buffer, u)}, optimizer_part(slot, u));
+    const int slot =
+        add_buffer(schedule_, {.name = state.name + "@step",
+                               .kind = BufferKind::kStateSlot,
+                               .role = state.role,
+                               .tensor = state.tensor,
+                               .format = state.format,
+                               .block = state.block,
+                               .numel = schedule_.own_numel(state) / schedule_.mesh.size(optimizer),
+                               .tier = Tier::kHost});
+    copy(Lane::kDiskIn, {optimizer_part(buffer, id)}, optimizer_part(slot, id));
     buffer = slot;
   }
   return held;
 }
 
 /// What was read from disk goes back, but for parameters of which ranks have updated parts.
-void Placing::write_state(int u, const std::vector<int>& held) {
+void Placing::write_state(const FlatId& id, const std::vector<int>& held) {
   const bool in_parts = schedule_.placement.parameter != schedule_.placement.optimizer;
   for (std::size_t i = 0; i < held.size(); ++i) {
-    const int home = at(u).held[i];
+    const int home = at(id).held[i];
     if (held[i] == home || (schedule_.role(home) == Role::kParameter && in_parts)) continue;
-    copy(Lane::kDiskOut, {optimizer_part(held[i], u)}, optimizer_part(home, u));
+    copy(Lane::kDiskOut, {optimizer_part(held[i], id)}, optimizer_part(home, id));
   }
 }
 
-/// The part of a unit's parameters that this rank has updated, in buffer `from`, to all ranks that
-/// keep it: where they are on the device, or by a slot there.
-void Placing::gather_updated(int u, int from) {
-  const AxisSet parameter = schedule_.placement.parameter,
-                optimizer = schedule_.placement.optimizer;
+/// The part that this rank has updated, in buffer `from`, to all ranks that keep it: where they are
+/// on the device, or by a slot there.
+void Placing::gather_updated(const FlatId& id, int from) {
+  const AxisSet parameter = schedule_.placement.parameter;
+  const AxisSet optimizer = schedule_.placement.optimizer;
   if (parameter == optimizer) return;
-  const UnitPlace& unit = at(u);
+  const FlatPlace& flat = at(id);
   const auto add = [&](Tier tier) {
     return add_buffer(schedule_,
-                      {.name = concat(unit_at(u).name, ".updated", schedule_.buffers.size()),
+                      {.name = name_for(id, "updated"),
                        .kind = BufferKind::kUpdateSlot,
                        .role = Role::kParameter,
-                       .format = schedule_.parameter_dtype,
+                       .format = schedule_.flat(id).format,
                        .sharded = parameter,
-                       .numel = unit_at(u).trainable_numel / schedule_.mesh.size(parameter),
+                       .numel = schedule_.flat(id).numel / schedule_.mesh.size(parameter),
                        .tier = tier});
   };
-  int gathered = unit.parameter;
-  if (unit.home != Tier::kDevice) {
+  int gathered = flat.parameter;
+  if (flat.home != Tier::kDevice) {
     gathered = add(Tier::kDevice);
-    copy(Lane::kCopyIn, {optimizer_part(from, u)}, optimizer_part(gathered, u));
+    copy(Lane::kCopyIn, {optimizer_part(from, id)}, optimizer_part(gathered, id));
   }
-  const Operand all{gathered, u, parameter};
+  const Operand all = part(gathered, id, parameter);
   actions_.push_back({.operation = &operations::kAllGather,
                       .lane = Lane::kGather,
-                      .reads = {optimizer_part(gathered, u)},
+                      .reads = {optimizer_part(gathered, id)},
                       .writes = {all},
                       .axes = optimizer - parameter});
-  const Operand home{unit.parameter, u, parameter};
-  if (unit.home == Tier::kHost) copy(Lane::kCopyOut, {all}, home);
-  if (unit.home != Tier::kDisk) return;
-  const Operand staging{add(Tier::kHost), u, parameter};
+  const Operand home = part(flat.parameter, id, parameter);
+  if (flat.home == Tier::kHost) copy(Lane::kCopyOut, {all}, home);
+  if (flat.home != Tier::kDisk) return;
+  const Operand staging = part(add(Tier::kHost), id, parameter);
   copy(Lane::kCopyOut, {all}, staging);
   copy(Lane::kDiskOut, {staging}, home);
 }
 
-void Placing::step_on_host(int u, const Operand& results) {
-  const UnitPlace unit = at(u);
-  const Operand updated = optimizer_part(unit.parameter, u);
-  const bool goes_back = unit.home == Tier::kDevice;
+void Placing::step_on_host(const FlatId& id, const Operand& results) {
+  const FlatPlace flat = at(id);
+  const Operand updated = optimizer_part(flat.parameter, id);
+  const bool goes_back = flat.home == Tier::kDevice;
   Action step{.operation = &operations::kOptimizerStep,
               .lane = Lane::kOptimizer,
-              .reads = {optimizer_part(unit.host_gradient, u), results}};
-  if (unit.home != Tier::kDisk) {
+              .reads = {optimizer_part(flat.host_gradient, id), results}};
+  if (flat.home != Tier::kDisk) {
     if (!goes_back) step.writes.push_back(updated);
-    if (unit.master < 0) step.reads.push_back(updated);
+    if (flat.master < 0) step.reads.push_back(updated);
   }
-  const std::vector<int> held = read_state(u);
+  const std::vector<int> held = read_state(id);
   int master = -1;
   for (const int buffer : held) {
-    step.reads.push_back(optimizer_part(buffer, u));
-    step.writes.push_back(optimizer_part(buffer, u));
+    step.reads.push_back(optimizer_part(buffer, id));
+    step.writes.push_back(optimizer_part(buffer, id));
     if (schedule_.role(buffer) == Role::kMaster) master = buffer;
   }
-  if (unit.host_parameter >= 0) step.writes.push_back(optimizer_part(unit.host_parameter, u));
+  if (flat.host_parameter >= 0) step.writes.push_back(optimizer_part(flat.host_parameter, id));
   actions_.push_back(std::move(step));
   if (goes_back) {
-    const int from = unit.host_parameter >= 0 ? unit.host_parameter : master;
-    copy(Lane::kCopyIn, {optimizer_part(from, u)}, updated);
+    const int from = flat.host_parameter >= 0 ? flat.host_parameter : master;
+    copy(Lane::kCopyIn, {optimizer_part(from, id)}, updated);
   }
-  write_state(u, held);
-  gather_updated(u, unit.home == Tier::kDisk ? held.front() : unit.parameter);
+  write_state(id, held);
+  gather_updated(id, flat.home == Tier::kDisk ? held.front() : flat.parameter);
 }
 
 void Placing::step(Action action) {
-  const int u = action.reads.front().unit;
-  if (at(u).is_updated_on_host) return step_on_host(u, action.reads[1]);
-  if (at(u).keeps_gradient_on_host) {
-    fetch_sum(u, schedule_.micro_steps);
-    replace_buffer(action, at(u).gradient, at(u).sum);
+  const FlatId id = id_of(schedule_, action.reads.front());
+  if (at(id).is_updated_on_host) return step_on_host(id, action.reads[1]);
+  if (at(id).keeps_gradient_on_host) {
+    fetch_sum(id, schedule_.micro_steps);
+    use_buffer(action, at(id).gradient, at(id).sum, id);
   }
   actions_.push_back(std::move(action));
 }
 
 void Placing::run() {
   set_state(schedule_, schedule_.state());
-  list_units();
+  list_flats();
   add_host_gradients();
   add_inputs();
   find_last_uses();
@@ -464,15 +502,16 @@ void Placing::run() {
       gather(std::move(action));
     } else if (gathers && schedule_.is_of_kind(action.writes.front(), BufferKind::kState)) {
       // What the host has updated is gathered with its optimizer step.
-      if (!at(action.writes.front().unit).is_updated_on_host) actions_.push_back(std::move(action));
+      if (!at(id_of(schedule_, action.writes.front())).is_updated_on_host)
+        actions_.push_back(std::move(action));
     } else if (action.operation == &operations::kOptimizerStep) {
       step(std::move(action));
-    } else if (sum_of(action) >= 0) {
+    } else if (sum_of(action)) {
       use_sum(std::move(action), a);
     } else {
-      const bool is_normed = action.operation == &operations::kNormPartial;
-      if (is_normed && at(action.reads.front().unit).is_updated_on_host) {
-        keep_sum(action.reads.front().unit, schedule_.placement.optimizer);
+      if (action.operation == &operations::kNormPartial) {
+        const FlatId id = id_of(schedule_, action.reads.front());
+        if (at(id).is_updated_on_host) keep_sum(id, schedule_.placement.optimizer);
       }
       actions_.push_back(std::move(action));
     }

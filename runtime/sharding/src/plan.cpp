@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <utility>
 
 #include "pass_tools.h"
@@ -25,35 +26,40 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
     for (const ParameterAddress& address : in.parameters) {
       append_unique(out.forward_reads, address.unit);
       if (in.backward_reads_parameters) append_unique(out.backward_reads, address.unit);
-      if (address.trainable) append_unique(out.gradients, address.unit);
+      const FlatId id{address.unit, address.flat};
+      const bool is_new = std::ranges::find(out.gradients, id) == out.gradients.end();
+      if (layout.flat_of(address).trainable && is_new) out.gradients.push_back(id);
     }
     layers.push_back(std::move(out));
   }
   return layers;
 }
 
-/// Groups each unit's trainable tensors by the layers that contribute to their gradients.
+/// Groups the tensors of each trainable flat parameter by the layers that contribute to their
+/// gradients.
 void list_parts(Schedule& schedule, const ModelLayout& layout) {
-  std::vector<std::vector<std::vector<int>>> writers;  // by unit and tensor
-  for (const Unit& unit : layout.units) writers.emplace_back(unit.trainable.tensors.size());
+  std::map<FlatId, std::vector<std::vector<int>>> writers;  // by tensor
   for (int l = static_cast<int>(layout.layers.size()) - 1; l >= 0; --l) {
     for (const ParameterAddress& a : layout.layers[static_cast<std::size_t>(l)].parameters) {
-      if (!a.trainable) continue;
-      auto& of_tensor =
-          writers[static_cast<std::size_t>(a.unit)][static_cast<std::size_t>(a.tensor)];
+      const FlatParameter& flat = layout.flat_of(a);
+      if (!flat.trainable) continue;
+      auto& of_flat = writers[{a.unit, a.flat}];
+      of_flat.resize(flat.tensors.size());
+      auto& of_tensor = of_flat[static_cast<std::size_t>(a.tensor)];
       if (of_tensor.empty() || of_tensor.back() != l) of_tensor.push_back(l);
     }
   }
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
-    std::vector<GradientPart>& parts = schedule.units[u].parts;
-    for (std::size_t t = 0; t < writers[u].size(); ++t) {
-      const auto same = std::ranges::find(parts, writers[u][t], &GradientPart::layers);
-      if (same != parts.end()) {
+  for (const auto& [id, of_flat] : writers) {
+    ScheduleFlat& flat =
+        schedule.units[static_cast<std::size_t>(id.unit)].flats[static_cast<std::size_t>(id.flat)];
+    for (std::size_t t = 0; t < of_flat.size(); ++t) {
+      const auto same = std::ranges::find(flat.parts, of_flat[t], &GradientPart::layers);
+      if (same != flat.parts.end()) {
         ++same->tensors;
-      } else {
-        parts.push_back(
-            {.name = layout.units[u].trainable.tensors[t].spec.name, .layers = writers[u][t]});
+        continue;
       }
+      const ParameterAddress first{id.unit, id.flat, static_cast<int>(t)};
+      flat.parts.push_back({.name = layout.tensor_of(first).spec.name, .layers = of_flat[t]});
     }
   }
 }
@@ -87,14 +93,16 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   state_buffers(layout, options.state());  // throws what does not fit the layout
   const int ranks = options.mesh.world_size();
   for (const Unit& unit : layout.units) {
-    for (const FlatParameter* flat : {&unit.trainable, &unit.frozen, &unit.quantized}) {
-      require(flat->padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
-              "unit '", unit.name, "' is padded to ", flat->padded_numel,
+    require(std::ssize(unit.flats) <= FlatSet::kMost, ErrorCode::kInvalidArgument, "unit '",
+            unit.name, "' has ", unit.flats.size(), " flat parameters, more than ", FlatSet::kMost);
+    for (const FlatParameter& flat : unit.flats) {
+      require(flat.padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
+              "unit '", unit.name, "' is padded to ", flat.padded_numel,
               " elements, which cannot be divided among ", ranks,
               " ranks; make the layout for as many ranks as the mesh has");
     }
   }
-  schedule.units = schedule_units(layout);
+  schedule.units = schedule_units(layout, options.parameter_dtype);
   schedule.layers = schedule_layers(layout);
   list_parts(schedule, layout);
   const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;

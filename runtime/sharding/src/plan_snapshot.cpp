@@ -18,7 +18,7 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
   const auto is_copied = [&](int buffer) {
     const ScheduleBuffer& state = step.buffers[static_cast<std::size_t>(buffer)];
     const auto is_master = [&state](const ScheduleBuffer& other) {
-      return other.role == Role::kMaster && other.unit == state.unit;
+      return other.role == Role::kMaster && other.unit == state.unit && other.flat == state.flat;
     };
     return state.kind == BufferKind::kState &&
            (rounded_at_random || state.role != Role::kParameter ||
@@ -49,7 +49,7 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
     copy.name += "@snapshot";
     copy.kind = BufferKind::kSnapshot;
     copy.sharded = all;
-    copy.numel = step.unit_numel(copy.unit, copy) / step.mesh.size(all);
+    copy.numel = step.own_numel(copy) / step.mesh.size(all);
     copy.persistent = false;
     copy.tier = Tier::kHost;
     copies.push_back({.operation = &operations::kCopy,

@@ -24,17 +24,27 @@
 namespace tessera {
 namespace {
 
-/// What is gathered of a unit, what is decoded: each is joined and issued for itself.
-enum class Ring : std::uint8_t { kParameters, kQuantized, kDecoded };
+/// What comes in one format, and what is decoded: each is joined and issued for itself.
+struct Ring {
+  Role role = Role::kParameter;
+  DType format = DType::kFloat32;
+  auto operator<=>(const Ring&) const = default;
 
-Ring ring_of(const ScheduleBuffer& buffer) {
-  if (buffer.role == Role::kDecoded) return Ring::kDecoded;
-  return buffer.role == Role::kQuantized ? Ring::kQuantized : Ring::kParameters;
-}
+  bool is_decoded() const { return role == Role::kDecoded; }
+};
+
+Ring ring_of(const ScheduleBuffer& buffer) { return {buffer.role, buffer.format}; }
+
+/// What is of a unit in a ring: it comes and goes together.
+struct Piece {
+  int unit = 0;
+  FlatSet flats{};
+  auto operator<=>(const Piece&) const = default;
+};
 
 /// A stretch of passes [first, last] during which a unit's parameters are in a buffer.
 struct Residency {
-  int unit = 0;
+  Piece piece{};
   int buffer = 0;
   bool is_cut = false;  ///< it is gathered, not only copied
   int first = 0;
@@ -57,11 +67,9 @@ class Residencies {
  public:
   Residencies(const Schedule& schedule, Ring ring, const std::vector<Action>& passes)
       : passes_(passes),
-        ring_(ring),
-        keeps_(!schedule.reshard_after_forward && ring != Ring::kDecoded),
-        forward_(ring == Ring::kDecoded ? 0 : schedule.policy.prefetch_forward),
-        backward_(ring == Ring::kDecoded ? 0 : schedule.policy.prefetch_backward),
-        units_(schedule.units.size()) {}
+        keeps_(!schedule.reshard_after_forward && !ring.is_decoded()),
+        forward_(ring.is_decoded() ? 0 : schedule.policy.prefetch_forward),
+        backward_(ring.is_decoded() ? 0 : schedule.policy.prefetch_backward) {}
 
   void add(Residency use);
   void issue();
@@ -77,12 +85,10 @@ class Residencies {
   }
 
   const std::vector<Action>& passes_;
-  const Ring ring_;
   const bool keeps_;
   const int forward_, backward_;
-  const std::size_t units_;
-  std::vector<Residency> all_;       ///< by first use
-  std::map<int, std::size_t> open_;  ///< by unit: the one of its last use
+  std::vector<Residency> all_;         ///< by first use
+  std::map<Piece, std::size_t> open_;  ///< the one of its last use
 };
 
 /// What nothing cuts is here because it comes from the host: it is not kept, to save memory.
@@ -92,11 +98,11 @@ bool Residencies::is_kept(const Residency& residency, int next) const {
 }
 
 void Residencies::add(Residency use) {
-  const auto known = open_.find(use.unit);
+  const auto known = open_.find(use.piece);
   if (known != open_.end() && is_kept(all_[known->second], use.first)) {
     return join(all_[known->second], std::move(use));
   }
-  open_[use.unit] = all_.size();
+  open_[use.piece] = all_.size();
   all_.push_back(std::move(use));
 }
 
@@ -106,7 +112,7 @@ void Residencies::issue() {
   for (bool joined = true; joined;) {
     joined = false;
     std::vector<Residency> kept;
-    std::vector<int> previous(units_, -1);
+    std::map<Piece, std::size_t> previous;
     std::vector<int> firsts;  // by number: the pass that it begins with
     int last_issue = 0;
     for (Residency& r : all_) {
@@ -116,9 +122,9 @@ void Residencies::issue() {
       const auto depth =
           static_cast<std::size_t>(pass.operation == &operations::kBackward ? backward_ : forward_);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
-      int& earlier = previous[static_cast<std::size_t>(r.unit)];
-      if (earlier >= 0 && r.issue <= kept[static_cast<std::size_t>(earlier)].last) {
-        Residency& last = kept[static_cast<std::size_t>(earlier)];
+      const auto earlier = previous.find(r.piece);
+      if (earlier != previous.end() && r.issue <= kept[earlier->second].last) {
+        Residency& last = kept[earlier->second];
         if (micro_step(last.last) == micro_step(r.first)) {
           join(last, std::move(r));
           joined = true;
@@ -127,7 +133,7 @@ void Residencies::issue() {
         r.issue = last.last + 1;  // micro-steps gather anew: their bytes do not depend on depth
       }
       last_issue = r.issue;
-      earlier = static_cast<int>(kept.size());
+      previous[r.piece] = kept.size();
       kept.push_back(std::move(r));
     }
     all_ = std::move(kept);
@@ -143,10 +149,8 @@ class Prefetch {
  private:
   /// Actions around one pass, in the order in which they are issued.
   struct Surroundings {
-    std::vector<Action> releases, returns, brought, decoded;                   // before it
-    std::vector<Action> reshards, reshards_of_decoded, reshards_of_quantized;  // after it
-    std::vector<Action> leaves;  // the same, before reshards
-    std::vector<Action> rest;    // after these
+    std::vector<Action> releases, returns, brought, decoded;  // before it
+    std::vector<Action> leaves, reshards, rest;               // after it
   };
 
   void take_apart();
@@ -169,7 +173,7 @@ class Prefetch {
 void Prefetch::bring(std::vector<Action> actions, int pass) {
   const Operand& whole = actions.back().writes.front();
   const Ring ring = ring_of(schedule_.buffer(whole));
-  uses_.emplace_back(ring, Residency{.unit = whole.unit,
+  uses_.emplace_back(ring, Residency{.piece = {whole.unit, schedule_.flats(whole)},
                                      .buffer = whole.buffer,
                                      .is_cut = !actions.back().axes.empty(),
                                      .first = pass,
@@ -229,10 +233,12 @@ void Prefetch::move_inputs() {
 }
 
 void Prefetch::move_parameters() {
-  const auto reshard = [](std::vector<Action>& to, const Residency& r) {
-    to.push_back({.operation = &operations::kReshard, .writes = {{r.buffer, r.unit}}});
-  };
-  for (const Ring ring : {Ring::kParameters, Ring::kQuantized, Ring::kDecoded}) {
+  std::vector<Ring> rings;
+  for (const auto& [ring, use] : uses_) {
+    if (std::ranges::find(rings, ring) == rings.end()) rings.push_back(ring);
+  }
+  std::ranges::sort(rings);
+  for (const Ring& ring : rings) {
     Residencies residencies(schedule_, ring, passes_);
     for (auto& [of, use] : uses_) {
       if (of == ring) residencies.add(std::move(use));
@@ -240,12 +246,9 @@ void Prefetch::move_parameters() {
     residencies.issue();
     for (const Residency& r : residencies.all()) {
       Surroundings& first = around(r.issue);
-      append(ring == Ring::kDecoded ? first.decoded : first.brought, r.actions);
-      Surroundings& last = around(r.last);
-      reshard(ring == Ring::kDecoded     ? last.reshards_of_decoded
-              : ring == Ring::kQuantized ? last.reshards_of_quantized
-                                         : last.reshards,
-              r);
+      append(ring.is_decoded() ? first.decoded : first.brought, r.actions);
+      around(r.last).reshards.push_back(
+          {.operation = &operations::kReshard, .writes = {r.actions.back().writes.front()}});
       for (const int buffer : r.joined) buffers_[buffer] = r.buffer;
     }
   }
@@ -261,9 +264,7 @@ void Prefetch::put_together() {
       append(actions, std::move(*before));
     }
     actions.push_back(std::move(passes_[p]));
-    for (std::vector<Action>* const after :
-         {&here.leaves, &here.reshards, &here.reshards_of_decoded, &here.reshards_of_quantized,
-          &here.rest}) {
+    for (std::vector<Action>* const after : {&here.leaves, &here.reshards, &here.rest}) {
       append(actions, std::move(*after));
     }
   }

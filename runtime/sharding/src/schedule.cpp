@@ -31,10 +31,6 @@ std::string_view to_string(Role role) {
   switch (role) {
     case Role::kParameter:
       return "parameter";
-    case Role::kFrozen:
-      return "frozen";
-    case Role::kQuantized:
-      return "quantized";
     case Role::kDecoded:
       return "decoded";
     case Role::kMaster:
@@ -120,57 +116,46 @@ int Schedule::input_on_host(int layer) const {
   return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
-std::int64_t Schedule::unit_numel(int unit, Role role) const {
-  const ScheduleUnit& of = units[static_cast<std::size_t>(unit)];
-  switch (role) {
-    case Role::kFrozen:
-      return of.frozen_numel;
-    case Role::kQuantized:
-      return of.quantized_bytes;
-    case Role::kDecoded:
-      return of.decoded_numel;
-    default:
-      return of.trainable_numel;
-  }
-}
-
-int Schedule::find(Role role, int unit) const {
-  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
-    return buffer.role == role && buffer.unit == unit && buffer.tier == Tier::kDevice;
-  });
-  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
-}
-
-Tier Schedule::home_of(int unit, Role flat) const {
-  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
-    return buffer.kind == BufferKind::kState && buffer.unit == unit && buffer.role == flat;
-  });
-  return found == buffers.end() ? Tier::kDevice : found->tier;
-}
-
-bool Schedule::is_gathered(int unit, Role flat) const {
-  if (unit_numel(unit, flat) == 0) return false;
-  const AxisSet sharded = flat == Role::kParameter ? placement.parameter : placement.frozen_axes();
-  return !sharded.empty() || home_of(unit, flat) != Tier::kDevice;
-}
-
-std::int64_t Schedule::gathered_numel(int unit) const {
+std::int64_t ScheduleUnit::numel(bool trainable) const {
   std::int64_t numel = 0;
-  for (const Role flat : {Role::kParameter, Role::kFrozen}) {
-    if (is_gathered(unit, flat)) numel += unit_numel(unit, flat);
-  }
+  for (const ScheduleFlat& flat : flats) numel += flat.trainable == trainable ? flat.numel : 0;
   return numel;
 }
 
-std::int64_t Schedule::numel_in(const ScheduleBuffer& buffer, int unit) const {
-  return buffer.holds_gathered() ? gathered_numel(unit) : unit_numel(unit, buffer);
+FlatSet Schedule::flats_in(const ScheduleBuffer& buffer, int unit) const {
+  if (buffer.unit >= 0) return {buffer.flat};
+  FlatSet set;
+  const std::vector<ScheduleFlat>& flats = units[static_cast<std::size_t>(unit)].flats;
+  for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
+    const ScheduleFlat& flat = flats[static_cast<std::size_t>(f)];
+    if (buffer.role == Role::kDecoded) {
+      if (flat.is_quantized()) set.insert(f);
+    } else if (buffer.holds_for_layers()) {
+      if (flat.format == buffer.format) set.insert(f);
+    } else if (flat.trainable && set.empty()) {
+      set.insert(f);
+    }
+  }
+  return set;
 }
 
-bool Schedule::updates_on_host(int unit) const {
-  return std::ranges::any_of(buffers, [unit](const ScheduleBuffer& buffer) {
-    return buffer.persistent && buffer.unit == unit && buffer.tier != Tier::kDevice &&
-           buffer.role != Role::kFrozen && buffer.role != Role::kQuantized;
+std::int64_t Schedule::numel(const Operand& operand) const {
+  const FlatSet named = flats(operand);
+  const ScheduleBuffer& in = buffer(operand);
+  std::int64_t sum = 0;
+  const auto count = static_cast<int>(units[static_cast<std::size_t>(operand.unit)].flats.size());
+  for (int f = 0; f < count; ++f) {
+    if (named.contains(f)) sum += numel_in(in, flat(operand.unit, f));
+  }
+  return sum;
+}
+
+int Schedule::find(Role role, int unit, int flat) const {
+  const auto found = std::ranges::find_if(buffers, [&](const ScheduleBuffer& buffer) {
+    return buffer.role == role && buffer.unit == unit && buffer.flat == flat &&
+           buffer.tier == Tier::kDevice;
   });
+  return found == buffers.end() ? -1 : static_cast<int>(found - buffers.begin());
 }
 
 const ScheduleBuffer& Schedule::state_of(const ScheduleBuffer& copy) const {

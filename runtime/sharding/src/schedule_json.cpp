@@ -21,6 +21,16 @@ Json names_of(const std::vector<Item>& items, const std::vector<int>& indices) {
   return names;
 }
 
+/// As the text names them: "h.1", "h.1+parameter-fp32".
+Json gradients_of(const Schedule& schedule, const ScheduleLayer& layer) {
+  Json words = Json::array();
+  for (const FlatId& id : layer.gradients) {
+    const std::string unit = quote_name(schedule.units[static_cast<std::size_t>(id.unit)].name);
+    words.push_back(id.flat == 0 ? unit : concat(unit, '+', quote_name(schedule.flat(id).name)));
+  }
+  return words;
+}
+
 Json operands_of(const Schedule& schedule, const std::vector<Operand>& operands) {
   Json words = Json::array();
   for (const Operand& operand : operands) words.push_back(describe(schedule, operand));
@@ -92,24 +102,32 @@ std::string to_text(const Json& json) {
   for (const auto& [name, words] : json.at("policy").items()) {
     text += concat("policy ", plain(Json(name)), ' ', plain(words), '\n');
   }
-  add_lines(text, json, "units", [&](const Json& unit) {
-    const std::string quantized =
-        unit.contains("quantized_bytes")
-            ? concat(' ', plain(unit.at("quantized_bytes")), ' ', plain(unit.at("decoded_numel")))
-            : std::string();
-    return concat("unit ", word(unit.at("name")), ' ', plain(unit.at("trainable_numel")), ' ',
-                  plain(unit.at("frozen_numel")), quantized);
-  });
+  add_lines(text, json, "units",
+            [&](const Json& unit) { return concat("unit ", word(unit.at("name"))); });
+  for (const Json& unit : json.at("units")) {
+    add_lines(text, unit, "flats", [&](const Json& flat) {
+      const std::string decoded = flat.contains("decoded_numel")
+                                      ? concat(' ', plain(flat.at("decoded_numel")))
+                                      : std::string();
+      return concat("flat ", word(unit.at("name")), ' ', word(flat.at("name")), ' ',
+                    plain(flat.at("format")), ' ', plain(flat.at("numel")), ' ',
+                    flat.at("trained").get<bool>() ? "trained" : "frozen", decoded);
+    });
+  }
   add_lines(text, json, "layers", [&](const Json& layer) {
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
-                  name_list(layer.at("gradients")));
+                  layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")));
   });
   for (const Json& unit : json.at("units")) {
-    add_lines(text, unit, "parts", [&](const Json& part) {
-      return concat("part ", word(unit.at("name")), ' ', word(part.at("first_tensor")), ' ',
-                    plain(part.at("tensors")), " | ", word(part.at("layers")));
-    });
+    for (const Json& flat : unit.at("flats")) {
+      if (!flat.contains("parts")) continue;
+      add_lines(text, flat, "parts", [&](const Json& part) {
+        return concat("part ", word(unit.at("name")), '+', word(flat.at("name")), ' ',
+                      word(part.at("first_tensor")), ' ', plain(part.at("tensors")), " | ",
+                      word(part.at("layers")));
+      });
+    }
   }
   add_lines(text, json, "buffers", [&](const Json& buffer) {
     const Json& unit = buffer.at("unit");
@@ -117,7 +135,9 @@ std::string to_text(const Json& json) {
         buffer.contains("tensor") ? concat(':', word(buffer.at("tensor"))) : std::string();
     const std::string owner = buffer.contains("layer") ? word(buffer.at("layer"))
                               : unit.is_null()         ? "-"
-                                                       : word(unit);
+                              : buffer.contains("flat")
+                                  ? concat(word(unit), '+', word(buffer.at("flat")))
+                                  : word(unit);
     const std::string at =
         buffer.contains("micro_step") ? concat('m', plain(buffer.at("micro_step"))) : "-";
     return concat("buffer ", word(buffer.at("name")), ' ', plain(buffer.at("kind")), ' ',
@@ -148,26 +168,27 @@ std::string to_text(const Json& json) {
 Json to_json(const Schedule& schedule) {
   Json units = Json::array();
   for (const ScheduleUnit& unit : schedule.units) {
-    Json parts = Json::array();
-    for (const GradientPart& part : unit.parts) {
-      parts.push_back({{"first_tensor", part.name},
-                       {"tensors", part.tensors},
-                       {"layers", names_of(schedule.layers, part.layers)}});
+    Json flats = Json::array();
+    for (const ScheduleFlat& flat : unit.flats) {
+      flats.push_back({{"name", flat.name},
+                       {"format", to_string(flat.format)},
+                       {"numel", flat.numel},
+                       {"trained", flat.trainable}});
+      if (flat.is_quantized()) flats.back()["decoded_numel"] = flat.decoded_numel;
+      for (const GradientPart& part : flat.parts) {
+        flats.back()["parts"].push_back({{"first_tensor", part.name},
+                                         {"tensors", part.tensors},
+                                         {"layers", names_of(schedule.layers, part.layers)}});
+      }
     }
-    units.push_back({{"name", unit.name},
-                     {"trainable_numel", unit.trainable_numel},
-                     {"frozen_numel", unit.frozen_numel},
-                     {"parts", parts}});
-    if (unit.quantized_bytes == 0) continue;
-    units.back()["quantized_bytes"] = unit.quantized_bytes;
-    units.back()["decoded_numel"] = unit.decoded_numel;
+    units.push_back({{"name", unit.name}, {"flats", flats}});
   }
   Json layers = Json::array();
   for (const ScheduleLayer& layer : schedule.layers) {
     layers.push_back({{"name", layer.name},
                       {"forward_reads", names_of(schedule.units, layer.forward_reads)},
                       {"backward_reads", names_of(schedule.units, layer.backward_reads)},
-                      {"gradients", names_of(schedule.units, layer.gradients)}});
+                      {"gradients", gradients_of(schedule, layer)}});
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {
@@ -184,6 +205,7 @@ Json to_json(const Schedule& schedule) {
          {"tier", to_string(buffer.tier)},
          {"persistent", buffer.persistent}});
     if (!buffer.tensor.empty()) buffers.back()["tensor"] = buffer.tensor;
+    if (buffer.flat > 0) buffers.back()["flat"] = schedule.flat(buffer.unit, buffer.flat).name;
     if (buffer.layer >= 0) {
       buffers.back()["layer"] = schedule.layers[static_cast<std::size_t>(buffer.layer)].name;
     }

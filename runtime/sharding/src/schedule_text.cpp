@@ -73,22 +73,44 @@ void write_header(std::ostream& out, const Schedule& schedule) {
 }
 
 void write_units(std::ostream& out, const Schedule& schedule) {
-  std::vector<Row> rows{{"# unit", "name", "trainable", "frozen"}};
-  const bool quantized = std::ranges::any_of(
-      schedule.units, [](const ScheduleUnit& unit) { return unit.quantized_bytes > 0; });
-  if (quantized) {
-    rows.front().push_back("quantized bytes");
-    rows.front().push_back("decoded");
-  }
+  std::vector<Row> units{{"# unit", "name"}};
+  std::vector<Row> flats{{"# flat", "unit", "name", "format", "numel", "", "decoded"}};
   for (const ScheduleUnit& unit : schedule.units) {
-    rows.push_back(
-        {"unit", quote_name(unit.name), concat(unit.trainable_numel), concat(unit.frozen_numel)});
-    if (!quantized) continue;
-    rows.back().push_back(concat(unit.quantized_bytes));
-    rows.back().push_back(concat(unit.decoded_numel));
+    units.push_back({"unit", quote_name(unit.name)});
+    for (const ScheduleFlat& flat : unit.flats) {
+      flats.push_back({"flat", quote_name(unit.name), quote_name(flat.name),
+                       std::string(to_string(flat.format)), concat(flat.numel),
+                       flat.trainable ? "trained" : "frozen"});
+      if (flat.is_quantized()) flats.back().push_back(concat(flat.decoded_numel));
+    }
   }
-  out << "\n# What is gathered and released together, in elements with padding.\n";
-  write_table(out, rows);
+  out << "\n# What is gathered and released together.\n";
+  write_table(out, units);
+  out << "\n# Flat parameters of units, in elements with padding.\n";
+  write_table(out, flats);
+}
+
+/// "h.1", and "h.1+parameter+frozen" with flat parameters.
+std::string with_flats(const Schedule& schedule, int unit, FlatSet flats) {
+  std::string text = name_of(schedule.units, unit);
+  for (int f = 0; f < FlatSet::kMost; ++f) {
+    if (!flats.contains(f)) continue;
+    const bool exists = unit >= 0 && unit < std::ssize(schedule.units);
+    static const std::vector<ScheduleFlat> kNoFlats;
+    text += '+' + name_of(exists ? schedule.units[static_cast<std::size_t>(unit)].flats : kNoFlats, f);
+  }
+  return text;
+}
+
+/// The same of one, which is not named if it is the first.
+std::string with_flat(const Schedule& schedule, const FlatId& id) {
+  return with_flats(schedule, id.unit, id.flat == 0 ? FlatSet() : FlatSet{id.flat});
+}
+
+std::string gradient_list(const Schedule& schedule, const std::vector<FlatId>& flats) {
+  std::string text;
+  for (const FlatId& id : flats) text += (text.empty() ? "" : " ") + with_flat(schedule, id);
+  return text.empty() ? "-" : text;
 }
 
 std::string unit_list(const Schedule& schedule, const std::vector<int>& units) {
@@ -103,7 +125,7 @@ void write_layers(std::ostream& out, const Schedule& schedule) {
   for (const ScheduleLayer& layer : schedule.layers) {
     rows.push_back({"layer", quote_name(layer.name), "|", unit_list(schedule, layer.forward_reads),
                     "|", unit_list(schedule, layer.backward_reads), "|",
-                    unit_list(schedule, layer.gradients)});
+                    gradient_list(schedule, layer.gradients)});
   }
   out << "\n# Layers in order, and the units that they touch.\n";
   write_table(out, rows);
@@ -111,15 +133,19 @@ void write_layers(std::ostream& out, const Schedule& schedule) {
 
 void write_parts(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> rows{{"# part", "unit", "first tensor", "tensors", "", "layers"}};
-  for (const ScheduleUnit& unit : schedule.units) {
-    for (const GradientPart& part : unit.parts) {
-      Row row{"part", quote_name(unit.name), quote_name(part.name), concat(part.tensors), "|"};
-      std::string layers;
-      for (const int layer : part.layers) {
-        layers += (layers.empty() ? "" : " ") + name_of(schedule.layers, layer);
+  for (int u = 0; u < static_cast<int>(schedule.units.size()); ++u) {
+    const std::vector<ScheduleFlat>& flats = schedule.units[static_cast<std::size_t>(u)].flats;
+    for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
+      for (const GradientPart& part : flats[static_cast<std::size_t>(f)].parts) {
+        Row row{"part", with_flat(schedule, {u, f}), quote_name(part.name), concat(part.tensors),
+                "|"};
+        std::string layers;
+        for (const int layer : part.layers) {
+          layers += (layers.empty() ? "" : " ") + name_of(schedule.layers, layer);
+        }
+        row.push_back(layers);
+        rows.push_back(std::move(row));
       }
-      row.push_back(layers);
-      rows.push_back(std::move(row));
     }
   }
   out << "\n# Tensors of a unit whose gradients come from the same layers, in order of backward.\n";
@@ -135,7 +161,7 @@ std::string role_of(const ScheduleBuffer& buffer) {
 /// The unit, or the layer, whose it is.
 std::string owner_of(const Schedule& schedule, const ScheduleBuffer& buffer) {
   if (buffer.layer >= 0) return name_of(schedule.layers, buffer.layer);
-  return buffer.unit < 0 ? "-" : name_of(schedule.units, buffer.unit);
+  return buffer.unit < 0 ? "-" : with_flat(schedule, {buffer.unit, buffer.flat});
 }
 
 void write_buffers(std::ostream& out, const Schedule& schedule) {
@@ -241,8 +267,8 @@ std::string describe(const Schedule& schedule, const Operand& operand) {
       operand.buffer >= 0 && operand.buffer < static_cast<int>(schedule.buffers.size());
   const std::string name = schedule.name_of(operand.buffer);  // of a broken schedule, "?7"
   text += exists ? quote_name(name) : name;
-  if (operand.unit != (exists ? schedule.buffer(operand).unit : -1)) {
-    text += '=' + name_of(schedule.units, operand.unit);
+  if (operand.unit != (exists ? schedule.buffer(operand).unit : -1) || !operand.flats.empty()) {
+    text += '=' + with_flats(schedule, operand.unit, operand.flats);
   }
   if (operand.sharded != (exists ? schedule.buffer(operand).sharded : AxisSet{})) {
     text += '/' + to_string(operand.sharded);

@@ -84,23 +84,28 @@ void Sharding::cut_buffers() {
   }
 }
 
-/// An all-gather of what is cut of a unit into a buffer of its own; an operand that reads it.
+/// An all-gather of what is cut of a unit, in one format, into a buffer of its own; an operand that
+/// reads it.
 Operand Sharding::unshard(const std::vector<Operand>& flats, const Action& pass) {
-  const ScheduleBuffer& first = schedule_.buffer(flats.front());
   const int unit = flats.front().unit;
-  const bool quantized = first.role == Role::kQuantized;
+  const DType format = schedule_.buffer(flats.front()).format;
+  FlatSet all;
   std::int64_t numel = 0;
-  for (const Operand& flat : flats) numel += schedule_.unit_numel(unit, schedule_.buffer(flat));
-  const Operand whole{
-      .buffer = add_buffer(schedule_,
-                           {.name = concat(schedule_.units[static_cast<std::size_t>(unit)].name,
-                                           quantized ? ".q" : ".p", schedule_.buffers.size()),
-                            .kind = BufferKind::kWholeSlot,
-                            .role = quantized ? Role::kQuantized : Role::kParameter,
-                            .micro_step = pass.micro_step,
-                            .format = first.format,
-                            .numel = numel}),
-      .unit = unit};
+  for (const Operand& flat : flats) {
+    all = all | schedule_.flats(flat);
+    numel += schedule_.numel(flat);
+  }
+  Operand whole{.buffer = add_buffer(
+                    schedule_, {.name = concat(schedule_.units[static_cast<std::size_t>(unit)].name,
+                                               format == DType::kUInt8 ? ".q" : ".p",
+                                               schedule_.buffers.size()),
+                                .kind = BufferKind::kWholeSlot,
+                                .role = Role::kParameter,
+                                .micro_step = pass.micro_step,
+                                .format = format,
+                                .numel = numel}),
+                .unit = unit};
+  schedule_.set_flats(whole, all);
   actions_.push_back({.operation = &operations::kAllGather,
                       .lane = Lane::kGather,
                       .reads = flats,
@@ -109,7 +114,7 @@ Operand Sharding::unshard(const std::vector<Operand>& flats, const Action& pass)
   return whole;
 }
 
-/// A unit's flat parameters that are cut are gathered together, quantised ones by themselves.
+/// A unit's flat parameters that are cut alike and in one format are gathered together.
 void Sharding::pass(Action action) {
   std::vector<Operand> reads, gathered;
   for (std::size_t i = 0; i < action.reads.size();) {
@@ -118,18 +123,26 @@ void Sharding::pass(Action action) {
       reads.push_back(action.reads[i++]);
       continue;
     }
-    std::vector<Operand> quantized, cut, whole;
+    std::vector<std::vector<Operand>> cut;  // quantised ones come first
+    std::vector<Operand> whole;
     for (; i < action.reads.size() && action.reads[i].unit == unit; ++i) {
       const Operand& flat = action.reads[i];
-      const bool is_quantized = schedule_.role(flat.buffer) == Role::kQuantized;
-      if (!flat.sharded.empty()) {
-        (is_quantized ? quantized : cut).push_back(flat);
+      if (flat.sharded.empty()) {
+        const bool is_quantized = schedule_.flat(id_of(schedule_, flat)).is_quantized();
+        (is_quantized ? reads : whole).push_back(flat);
+        continue;
+      }
+      const auto alike = std::ranges::find_if(cut, [&](const std::vector<Operand>& flats) {
+        return flats.front().sharded == flat.sharded &&
+               schedule_.buffer(flats.front()).format == schedule_.buffer(flat).format;
+      });
+      if (alike != cut.end()) {
+        alike->push_back(flat);
       } else {
-        (is_quantized ? reads : whole).push_back(flat);  // quantised ones come first
+        cut.push_back({flat});
       }
     }
-    for (const std::vector<Operand>& flats : {quantized, cut}) {
-      if (flats.empty()) continue;
+    for (const std::vector<Operand>& flats : cut) {
       gathered.push_back(unshard(flats, action));
       reads.push_back(gathered.back());
     }

@@ -133,8 +133,9 @@ void gather_largest(SimDevice& device, const ModelLayout& layout) {
   std::int64_t largest = 0;
   for (const Unit& unit : layout.units) {
     constexpr std::int64_t kBytes = sizeof(float);
-    largest = std::max({largest, kBytes * unit.trainable.padded_numel,
-                        kBytes * unit.frozen.padded_numel, unit.quantized.padded_numel});
+    for (const FlatParameter& flat : unit.flats) {
+      largest = std::max(largest, (flat.quantized ? 1 : kBytes) * flat.padded_numel);
+    }
   }
   const auto bytes = static_cast<std::size_t>(largest);
   device.deallocate(device.allocate(bytes), bytes);

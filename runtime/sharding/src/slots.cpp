@@ -71,33 +71,41 @@ std::vector<std::int64_t> colour(std::vector<Occupation>& occupations) {
 struct RingKey {
   BufferKind kind;
   Role role;
+  DType format;
   Tier tier;
   std::string tensor;
   auto operator<=>(const RingKey&) const = default;
 };
 
-/// The name of slot `index` of a ring.
-std::string slot_name(const RingKey& ring, std::size_t index) {
-  const std::string quantized = ring.role == Role::kQuantized ? "q" : "";
+/// The name of slot `index` of a ring: "p0" of parameters, "q0" of quantised ones, "p-fp32.0" of
+/// those that are kept in another format than the run's.
+std::string slot_name(const RingKey& ring, std::size_t index, DType parameter_dtype) {
+  const bool quantized = ring.role == Role::kParameter && ring.format == DType::kUInt8;
+  const std::string other =
+      ring.role == Role::kParameter && !quantized && ring.format != parameter_dtype
+          ? concat('-', to_string(ring.format), '.')
+          : "";
+  const std::string_view host = ring.tier == Tier::kHost ? "@host" : "";
   switch (ring.kind) {
     case BufferKind::kShardSlot:
-      return concat(quantized, 's', index);
+      return concat(quantized ? "qs" : "s", other, index);
     case BufferKind::kStagingSlot:
-      return concat(quantized, 'd', index);
+      return concat(quantized ? "qd" : "d", other, index);
     case BufferKind::kUpdateSlot:
-      return concat("update", index, ring.tier == Tier::kHost ? "@host" : "");
+      return concat("update", other, index, host);
     case BufferKind::kSumSlot:
       return concat("sum", index);
-    case BufferKind::kStateSlot:
-      return concat(
-          'o', index, '.',
-          ring.role == Role::kOptimizer ? ring.tensor : std::string(to_string(ring.role)));
+    case BufferKind::kStateSlot: {
+      const std::string_view what =
+          ring.role == Role::kOptimizer ? ring.tensor : to_string(ring.role);
+      return concat('o', other, index, '.', what);
+    }
     default:
-      return concat(ring.role == Role::kQuantized   ? 'q'
+      return concat(quantized                       ? 'q'
                     : ring.role == Role::kDecoded   ? 'w'
                     : ring.role == Role::kParameter ? 'p'
                                                     : 'g',
-                    index);
+                    other, index);
   }
 }
 
@@ -144,7 +152,9 @@ void Slots::write_sums_directly() {
   for (Action& action : schedule_.actions) {
     for (Operand& operand : action.writes) {
       const auto sum = sums.find(operand.buffer);
-      if (sum != sums.end()) operand.buffer = sum->second;
+      if (sum == sums.end()) continue;
+      operand.buffer = sum->second;
+      operand.flats = {};
     }
   }
 }
@@ -164,7 +174,7 @@ void Slots::find_occupations() {
       if (!buffer.is_slot()) continue;
       Place& place = places[static_cast<std::size_t>(operand.buffer)];
       if (place.ring == nullptr) {
-        place.ring = &rings_[{buffer.kind, buffer.role, buffer.tier, buffer.tensor}];
+        place.ring = &rings_[{buffer.kind, buffer.role, buffer.format, buffer.tier, buffer.tensor}];
         place.index = place.ring->size();
         place.ring->push_back(
             {.buffer = operand.buffer, .first = now, .last = now, .numel = buffer.numel});
@@ -184,7 +194,7 @@ void Slots::find_occupations() {
 int Slots::add_slot(const RingKey& ring, std::size_t index, const ScheduleBuffer& like,
                     std::int64_t numel) {
   ScheduleBuffer slot = like;
-  slot.name = slot_name(ring, index);
+  slot.name = slot_name(ring, index, schedule_.parameter_dtype);
   slot.numel = numel;
   slot.micro_step = -1;
   return add_buffer(schedule_, std::move(slot));
@@ -234,7 +244,10 @@ void Slots::replace_contents() {
     for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
       for (Operand& operand : *operands) {
         const int slot = slot_of_[static_cast<std::size_t>(operand.buffer)];
-        if (slot >= 0) operand.buffer = slot;
+        if (slot < 0) continue;
+        const FlatSet flats = schedule_.flats(operand);
+        operand.buffer = slot;
+        schedule_.set_flats(operand, flats);
       }
     }
   }

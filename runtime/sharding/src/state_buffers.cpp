@@ -36,20 +36,13 @@ std::vector<bool> last_units(const std::vector<ScheduleUnit>& units, double shar
   return offloaded;
 }
 
-/// What a placement must be for parameters away from the device.
-void check_homes(const std::vector<ScheduleUnit>& units, const StateOptions& options,
-                 const Placement& placement) {
-  if (options.offload_parameters == 0.0 && options.disk_parameters == 0.0) return;
-  const bool frozen_alone = moves_frozen_alone(placement, has_frozen(units));
-  require(
-      !frozen_alone || !placement.frozen->empty(), ErrorCode::kConfig,
-      "what leaves the device is gathered in one piece, but frozen parameters are on every rank "
-      "whole and trainable ones sharded over ",
-      to_string(placement.parameter),
-      "; shard frozen parameters (--strategy full_shard), or leave out --offload-parameters");
-}
-
 }  // namespace
+
+std::string name_beside(const ScheduleUnit& unit, const ScheduleFlat& flat,
+                        const std::string& what) {
+  return flat.name == "parameter" ? concat(unit.name, '.', what)
+                                  : concat(unit.name, '.', flat.name, '.', what);
+}
 
 std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors) {
   std::int64_t alignment = kFlatAlignment;
@@ -58,42 +51,46 @@ std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors) {
 }
 
 bool has_frozen(const std::vector<ScheduleUnit>& units) {
-  return std::ranges::any_of(
-      units, [](const ScheduleUnit& unit) { return unit.frozen_numel + unit.quantized_bytes > 0; });
+  return std::ranges::any_of(units, [](const ScheduleUnit& unit) { return unit.numel(false) > 0; });
 }
 
 std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share) {
-  return last_units(units, share,
-                    [](const ScheduleUnit& unit) { return unit.trainable_numel > 0; });
+  return last_units(units, share, [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
 }
 
-std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout) {
+std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, DType parameter_dtype) {
   std::vector<ScheduleUnit> units;
   for (const Unit& unit : layout.units) {
-    units.push_back({.name = unit.name,
-                     .trainable_numel = unit.trainable.padded_numel,
-                     .frozen_numel = unit.frozen.padded_numel,
-                     .quantized_bytes = unit.quantized.padded_numel,
-                     .decoded_numel = unit.quantized.decoded_numel});
+    units.push_back({.name = unit.name});
+    for (const FlatParameter& flat : unit.flats) {
+      units.back().flats.push_back(
+          {.name = flat.name,
+           .trainable = flat.trainable,
+           .format = flat.quantized ? DType::kUInt8 : flat.dtype.value_or(parameter_dtype),
+           .numel = flat.padded_numel,
+           .decoded_numel = flat.decoded_numel});
+    }
   }
   return units;
 }
 
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options) {
-  std::vector<ScheduleBuffer> buffers = state_buffers(schedule_units(layout), options);
-  for (const Unit& unit : layout.units) check_alignment(unit.trainable, options, unit.name);
-  return buffers;
+  for (const Unit& unit : layout.units) {
+    for (const FlatParameter& flat : unit.flats) {
+      if (flat.trainable) check_alignment(flat, options, unit.name);
+    }
+  }
+  return state_buffers(schedule_units(layout, options.parameter_dtype), options);
 }
 
 std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
                                           const StateOptions& options) {
   const Placement placement = ShardNesting(options.mesh, options.placement).placement();
-  check_homes(units, options, placement);
   const std::vector<bool> updated_there = last_trained_units(units, options.offload_optimizer);
   const std::vector<bool> on_disk = last_trained_units(units, options.disk_optimizer);
   const bool frozen_alone = moves_frozen_alone(placement, has_frozen(units));
   const auto has_parameters = [&](const ScheduleUnit& unit) {
-    return (frozen_alone ? 0 : unit.trainable_numel) + unit.frozen_numel + unit.quantized_bytes > 0;
+    return (frozen_alone ? 0 : unit.numel(true)) + unit.numel(false) > 0;
   };
   const std::vector<bool> read_from_host =
       last_units(units, options.offload_parameters, has_parameters);
@@ -110,41 +107,52 @@ std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units
     const bool on_host =
         disk || parameter_home != Tier::kDevice || updated_there[static_cast<std::size_t>(u)];
     const Tier home = disk ? Tier::kDisk : on_host ? Tier::kHost : Tier::kDevice;
-    const auto add = [&](const std::string& what, Role role, DType format, AxisSet sharded,
-                         std::int64_t numel, Tier tier, std::int64_t block = 1) {
-      if (numel == 0) return;
-      buffers.push_back({.name = unit.name + "." + what,
+    const bool updated_elsewhere = on_host && parameter_home == Tier::kDevice;
+    int f = 0;
+    const auto add = [&](const std::string& name, Role role, DType format, AxisSet sharded,
+                         Tier tier) -> ScheduleBuffer& {
+      const std::int64_t numel = unit.flats[static_cast<std::size_t>(f)].numel;
+      buffers.push_back({.name = name,
                          .kind = BufferKind::kState,
                          .role = role,
-                         .tensor = role == Role::kOptimizer ? what : "",
                          .unit = u,
+                         .flat = f,
                          .format = format,
-                         .block = block,
                          .sharded = sharded,
-                         .numel = numel / options.mesh.size(sharded) / block,
+                         .numel = numel / options.mesh.size(sharded),
                          .persistent = true,
                          .tier = tier});
+      return buffers.back();
     };
-    const std::int64_t trainable = unit.trainable_numel;
-    const bool updated_elsewhere = on_host && parameter_home == Tier::kDevice;
-    add("parameter", Role::kParameter, options.parameter_dtype, placement.parameter, trainable,
-        parameter_home);
-    add("frozen", Role::kFrozen, options.parameter_dtype, placement.frozen_axes(),
-        unit.frozen_numel, frozen_home);
-    add("quantized", Role::kQuantized, DType::kUInt8, placement.frozen_axes(), unit.quantized_bytes,
-        frozen_home);
-    if (updated_elsewhere || options.parameter_dtype != DType::kFloat32) {
-      add("master", Role::kMaster, DType::kFloat32, placement.optimizer, trainable, home);
+    for (const ScheduleFlat& flat : unit.flats) {
+      add(concat(unit.name, '.', flat.name), Role::kParameter, flat.format,
+          flat.trainable ? placement.parameter : placement.frozen_axes(),
+          flat.trainable ? parameter_home : frozen_home);
+      ++f;
     }
-    for (const OptimizerTensor& tensor : options.optimizer_tensors) {
-      add(tensor.name, Role::kOptimizer, tensor.format, placement.optimizer, trainable, home,
-          tensor.block);
-    }
-    // A step that is skipped leaves it as it is: so it is a part of the state.
-    if (updated_elsewhere && options.parameter_dtype != DType::kFloat32) {
-      add("parameter@host", Role::kParameter, options.parameter_dtype, placement.optimizer,
-          trainable, Tier::kHost);
-      if (trainable > 0) buffers.back().kind = BufferKind::kCopy;
+    f = 0;
+    for (const ScheduleFlat& flat : unit.flats) {
+      if (flat.trainable) {
+        const bool is_rounded = flat.format != DType::kFloat32;
+        if (updated_elsewhere || is_rounded) {
+          add(name_beside(unit, flat, "master"), Role::kMaster, DType::kFloat32,
+              placement.optimizer, home);
+        }
+        for (const OptimizerTensor& tensor : options.optimizer_tensors) {
+          ScheduleBuffer& buffer = add(name_beside(unit, flat, tensor.name), Role::kOptimizer,
+                                       tensor.format, placement.optimizer, home);
+          buffer.tensor = tensor.name;
+          buffer.block = tensor.block;
+          buffer.numel /= tensor.block;
+        }
+        // A step that is skipped leaves it as it is: so it is a part of the state.
+        if (updated_elsewhere && is_rounded) {
+          add(name_beside(unit, flat, "parameter@host"), Role::kParameter, flat.format,
+              placement.optimizer, Tier::kHost)
+              .kind = BufferKind::kCopy;
+        }
+      }
+      ++f;
     }
   }
   return buffers;

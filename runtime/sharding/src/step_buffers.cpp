@@ -4,6 +4,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/sharding/account.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera {
 namespace {
@@ -80,7 +81,7 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
             to_string(buffer.tier), " there, and here on the ", to_string(tensor.tier));
     require(tensor.format == buffer.format && tensor.block == buffer.block &&
                 tensor.sharded == buffer.sharded && tensor.unit == buffer.unit &&
-                tensor.view.numel() == buffer.numel,
+                tensor.flat == buffer.flat && tensor.view.numel() == buffer.numel,
             ErrorCode::kInvalidArgument, "the schedule was planned for another state: '",
             buffer.name, "' has ", buffer.numel, " elements in ", format_of(buffer),
             " there, and here ", tensor.view.numel(), " in ", to_string(tensor.format));
@@ -99,36 +100,34 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
 
 TensorView StepBuffers::view(const Operand& operand) const {
   if (operand.unit < 0) return whole(operand.buffer);
-  return view(operand, schedule_.buffer(operand).role);
+  return view(operand, schedule_.flats(operand).front());
 }
 
 std::int64_t StepBuffers::first_element(const Operand& operand) const {
-  const std::int64_t numel = schedule_.unit_numel(operand.unit, schedule_.buffer(operand));
-  return nesting_.range(numel, operand.sharded, rank_).begin;
+  return nesting_.range(schedule_.numel(operand), operand.sharded, rank_).begin;
 }
 
 DiskPlace StepBuffers::disk_place(const Operand& operand) const {
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
-  const std::int64_t numel = schedule_.unit_numel(operand.unit, buffer);
-  const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;
+  const std::int64_t origin = nesting_.range(schedule_.numel(operand), buffer.sharded, rank_).begin;
   return {.store = disk_,
           .extent = extents_[static_cast<std::size_t>(operand.buffer)],
           .offset = (first_element(operand) - origin) *
                     static_cast<std::int64_t>(size_of(buffer.format))};
 }
 
-TensorView StepBuffers::view(const Operand& operand, Role flat) const {
+TensorView StepBuffers::view(const Operand& operand, int flat) const {
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
-  const std::int64_t numel = schedule_.unit_numel(operand.unit, flat) / buffer.block;
+  const std::int64_t numel = schedule_.numel_in(buffer, schedule_.flat(operand.unit, flat));
   const Range range = nesting_.range(numel, operand.sharded, rank_);
   const TensorView base = whole(operand.buffer);
   if (buffer.is_slot() && !buffer.keeps_places()) {
-    const bool is_second =
-        flat == Role::kFrozen && schedule_.is_gathered(operand.unit, Role::kParameter);
-    const std::int64_t first = is_second ? schedule_.unit_numel(operand.unit, Role::kParameter) /
-                                               schedule_.mesh.size(operand.sharded)
-                                         : 0;
-    return base.narrow(0, first, range.numel);
+    std::int64_t first = 0;  // behind those before it
+    for (const int other : flats_of(schedule_, operand)) {
+      if (other == flat) break;
+      first += schedule_.numel_in(buffer, schedule_.flat(operand.unit, other));
+    }
+    return base.narrow(0, first / schedule_.mesh.size(operand.sharded), range.numel);
   }
   const std::int64_t origin = nesting_.range(numel, buffer.sharded, rank_).begin;
   return base.narrow(0, range.begin - origin, range.numel);

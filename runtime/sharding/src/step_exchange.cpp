@@ -11,7 +11,11 @@ namespace {
 /// What all ranks together add to the squared norm.
 void check_terms(const ModelLayout& layout) {
   std::int64_t blocks = 0;
-  for (const Unit& unit : layout.units) blocks += unit.trainable.padded_numel / kNormBlock;
+  for (const Unit& unit : layout.units) {
+    for (const FlatParameter& flat : unit.flats) {
+      if (flat.trainable) blocks += flat.padded_numel / kNormBlock;
+    }
+  }
   require(blocks <= kExactSumTerms, ErrorCode::kInvalidArgument, "the gradient norm of ", blocks,
           " blocks of ", kNormBlock, " elements is not possible; at most ", kExactSumTerms);
 }

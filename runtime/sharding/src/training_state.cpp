@@ -66,6 +66,8 @@ TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& opti
     StateTensor tensor{.name = buffer.name,
                        .role = buffer.role,
                        .unit = buffer.unit,
+                       .flat = buffer.flat,
+                       .tensor = buffer.tensor,
                        .format = buffer.format,
                        .block = buffer.block,
                        .sharded = buffer.sharded,
@@ -80,9 +82,7 @@ TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& opti
 }
 
 const FlatParameter& TrainingState::flat(const StateTensor& tensor) const {
-  const Unit& unit = layout_.units[static_cast<std::size_t>(tensor.unit)];
-  if (tensor.role == Role::kQuantized) return unit.quantized;
-  return tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
+  return layout_.flat_of({tensor.unit, tensor.flat});
 }
 
 bool TrainingState::is_offloaded() const {
@@ -102,9 +102,9 @@ const StateTensor& TrainingState::at(std::string_view name) const {
   return *found;
 }
 
-const StateTensor* TrainingState::find(Role role, int unit) const {
+const StateTensor* TrainingState::find(Role role, const FlatId& id) const {
   const auto found = std::ranges::find_if(tensors_, [&](const StateTensor& tensor) {
-    return tensor.role == role && tensor.unit == unit;
+    return tensor.role == role && FlatId{tensor.unit, tensor.flat} == id;
   });
   return found == tensors_.end() ? nullptr : &*found;
 }
@@ -117,9 +117,9 @@ TensorView TrainingState::part(const StateTensor& tensor, const Range& range) co
   return tensor.view.narrow(0, range.begin - tensor.range.begin, range.numel);
 }
 
-TensorView TrainingState::master(int unit) const {
-  if (const StateTensor* const master = find(Role::kMaster, unit)) return master->view;
-  const StateTensor* const parameter = find(Role::kParameter, unit);
+TensorView TrainingState::master(const FlatId& id) const {
+  if (const StateTensor* const master = find(Role::kMaster, id)) return master->view;
+  const StateTensor* const parameter = find(Role::kParameter, id);
   if (parameter == nullptr) return {};
   return part(*parameter,
               nesting_.range(flat(*parameter).padded_numel, nesting_.placement().optimizer, rank_));
@@ -215,7 +215,7 @@ void TrainingState::write_quantized(const StateTensor& tensor, const ProduceByte
 void TrainingState::quantize_parameters(const ReadParameter& read, Stream& stream) {
   std::vector<float> values;
   for (const StateTensor& tensor : tensors_) {
-    if (tensor.role != Role::kQuantized) continue;
+    if (tensor.role != Role::kParameter || !flat(tensor).quantized) continue;
     write_quantized(
         tensor,
         [&](const ParameterSpec& spec, std::span<std::byte> bytes) {
@@ -264,8 +264,7 @@ std::int64_t TrainingState::bytes_to_initialize() const {
     if (tensor.tier != Tier::kDisk || disk_ != nullptr) bytes += tensor.view.bytes();
     if (tensor.role == Role::kOptimizer || device_.kind() == DeviceKind::kSim) continue;
     for (const StatePiece& piece : pieces(tensor)) {
-      bytes += (tensor.role == Role::kQuantized ? piece.parameter->shape.numel()
-                                                : piece.elements.numel) *
+      bytes += (flat(tensor).quantized ? piece.parameter->shape.numel() : piece.elements.numel) *
                kFloatBytes;
     }
   }
@@ -347,7 +346,7 @@ void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream
   }
   DeviceArray<float> chunk(device_, most);
   for (const StateTensor& tensor : tensors_) {
-    if (tensor.role == Role::kOptimizer || tensor.role == Role::kQuantized) continue;
+    if (tensor.role == Role::kOptimizer || flat(tensor).quantized) continue;
     if (tensor.tier == Tier::kDisk) {
       produce_on_disk(tensor, produce, stream);
       continue;

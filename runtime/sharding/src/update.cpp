@@ -9,20 +9,21 @@
 namespace tessera {
 namespace {
 
-/// A unit's buffers that its optimizer step reads and writes.
-struct UnitState {
+/// Buffers of a flat parameter that its optimizer step reads and writes.
+struct FlatState {
   int gradient = -1;
   int parameter = -1;
   std::vector<int> optimizer{};  ///< master weights, and what the optimizer keeps
   bool has_master = false;
 };
 
-std::vector<UnitState> states_of(const Schedule& schedule) {
-  std::vector<UnitState> states(schedule.units.size());
+PerFlat<FlatState> states_of(const Schedule& schedule) {
+  PerFlat<FlatState> states = per_flat(schedule.units, FlatState());
   for (int b = 0; b < static_cast<int>(schedule.buffers.size()); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[static_cast<std::size_t>(b)];
     if (buffer.unit < 0) continue;
-    UnitState& state = states[static_cast<std::size_t>(buffer.unit)];
+    FlatState& state =
+        states[static_cast<std::size_t>(buffer.unit)][static_cast<std::size_t>(buffer.flat)];
     if (buffer.role == Role::kGradient) state.gradient = b;
     if (buffer.role == Role::kParameter) state.parameter = b;
     if (buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) continue;
@@ -33,7 +34,7 @@ std::vector<UnitState> states_of(const Schedule& schedule) {
 }
 
 /// Master weights are what is updated; where there are none, the parameters.
-Action optimizer_step(const UnitState& state, int unit, Lane lane, const Operand& results) {
+Action optimizer_step(const FlatState& state, int unit, Lane lane, const Operand& results) {
   const auto of_unit = [unit](int buffer) { return Operand{.buffer = buffer, .unit = unit}; };
   Action step{.operation = &operations::kOptimizerStep,
               .lane = lane,
@@ -58,11 +59,15 @@ Schedule update(Schedule schedule) {
                                                .numel = kExactSumWords})};
   Operand added = norm;
   added.adds = true;
-  std::vector<int> casts(schedule.units.size(), -1);  // by unit: the last one
+  PerFlat<int> casts = per_flat(schedule.units, -1);  // the last one
+  const auto last_cast = [&](const Operand& sum) -> int& {
+    const FlatId id = id_of(schedule, sum);
+    return casts[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  };
   for (int a = 0; a < static_cast<int>(schedule.actions.size()); ++a) {
     const Action& action = schedule.actions[static_cast<std::size_t>(a)];
     if (action.operation != &operations::kCast) continue;
-    casts[static_cast<std::size_t>(action.writes.front().unit)] = a;
+    last_cast(action.writes.front()) = a;
   }
   std::vector<Action> actions;
   Operand results;
@@ -77,17 +82,18 @@ Schedule update(Schedule schedule) {
     if (actions.back().operation != &operations::kCast) continue;
     const Operand gradient{.buffer = actions.back().writes.front().buffer,
                            .unit = actions.back().writes.front().unit};
-    if (casts[static_cast<std::size_t>(gradient.unit)] != a) continue;
+    if (last_cast(gradient) != a) continue;
     actions.push_back({.operation = &operations::kNormPartial,
                        .lane = Lane::kReduce,
                        .reads = {gradient},
                        .writes = {added}});
   }
   const Lane lane = schedule.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute;
-  const std::vector<UnitState> states = states_of(schedule);
+  const PerFlat<FlatState> states = states_of(schedule);
   for (int u = 0; u < static_cast<int>(states.size()); ++u) {
-    const UnitState& state = states[static_cast<std::size_t>(u)];
-    if (state.gradient >= 0) actions.push_back(optimizer_step(state, u, lane, results));
+    for (const FlatState& state : states[static_cast<std::size_t>(u)]) {
+      if (state.gradient >= 0) actions.push_back(optimizer_step(state, u, lane, results));
+    }
   }
   schedule.actions = std::move(actions);
   return schedule;

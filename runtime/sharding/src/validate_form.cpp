@@ -63,11 +63,20 @@ class FormCheck {
     const int ranks = s_.mesh.world_size();
     for (const ScheduleUnit& unit : s_.units) {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
-      for (const std::int64_t numel :
-           {unit.trainable_numel, unit.frozen_numel, unit.quantized_bytes}) {
-        if (numel >= 0 && numel % ranks == 0) continue;
-        add("unit ", unit.name, " has ", numel, " elements, which cannot be divided evenly among ",
-            ranks, " ranks");
+      std::set<std::string_view> flats;
+      if (std::ssize(unit.flats) > FlatSet::kMost) {
+        add("unit ", unit.name, " has more than ", FlatSet::kMost, " flat parameters");
+      }
+      for (const ScheduleFlat& flat : unit.flats) {
+        if (!flats.insert(flat.name).second) {
+          add("unit ", unit.name, " has two flat parameters named ", flat.name);
+        }
+        if (flat.is_quantized() && flat.trainable) {
+          add("unit ", unit.name, " trains ", flat.name, ", which is quantised");
+        }
+        if (flat.numel > 0 && flat.numel % ranks == 0) continue;
+        add("unit ", unit.name, " has ", flat.numel,
+            " elements, which cannot be divided evenly among ", ranks, " ranks");
       }
     }
   }
@@ -81,8 +90,18 @@ class FormCheck {
     for (std::size_t i = 0; i < s_.layers.size(); ++i) {
       const ScheduleLayer& layer = s_.layers[i];
       if (!names.insert(layer.name).second) add("two layers are named ", layer.name);
-      for (const auto* units : {&layer.forward_reads, &layer.backward_reads, &layer.gradients}) {
-        check_unit_list(layer, *units);
+      check_unit_list(layer, layer.forward_reads);
+      check_unit_list(layer, layer.backward_reads);
+      for (const FlatId& id : layer.gradients) {
+        if (!in_range(id.unit, s_.units.size())) {
+          add("layer ", layer.name, " names unit ", id.unit, " of ", s_.units.size());
+        } else if (const ScheduleUnit& unit = s_.units[static_cast<std::size_t>(id.unit)];
+                   !in_range(id.flat, unit.flats.size())) {
+          add("layer ", layer.name, " names flat parameter ", id.flat, " of ", unit.flats.size(),
+              " of unit ", unit.name);
+        } else if (std::ranges::count(layer.gradients, id) > 1) {
+          add("layer ", layer.name, " lists a gradient twice");
+        }
       }
       if (!layer.gradients.empty() && static_cast<int>(i) < s_.first_backward_layer) {
         add("layer ", layer.name, " writes gradients but has no backward");
@@ -102,32 +121,36 @@ class FormCheck {
     }
   }
 
-  /// A layer writes a unit's gradient if it contributes to one of its parts.
+  /// A layer writes a gradient if it contributes to one of its parts.
   void check_parts() {
     for (int u = 0; u < static_cast<int>(s_.units.size()); ++u) {
       const ScheduleUnit& unit = s_.units[static_cast<std::size_t>(u)];
-      std::set<int> contributors;
-      for (const GradientPart& part : unit.parts) {
-        for (const int layer : part.layers) {
-          contributors.insert(layer);
-          if (!in_range(layer, s_.layers.size()) ||
-              std::ranges::find(s_.layers[static_cast<std::size_t>(layer)].gradients, u) ==
-                  s_.layers[static_cast<std::size_t>(layer)].gradients.end()) {
-            add("part ", part.name, " of unit ", unit.name,
-                " names a layer that does not write it");
-          }
+      for (int f = 0; f < static_cast<int>(unit.flats.size()); ++f) check_parts(unit, {u, f});
+    }
+  }
+
+  void check_parts(const ScheduleUnit& unit, const FlatId& id) {
+    const ScheduleFlat& flat = s_.flat(id);
+    const auto writes = [&](const ScheduleLayer& layer) {
+      return std::ranges::find(layer.gradients, id) != layer.gradients.end();
+    };
+    std::set<int> contributors;
+    for (const GradientPart& part : flat.parts) {
+      for (const int layer : part.layers) {
+        contributors.insert(layer);
+        if (!in_range(layer, s_.layers.size()) ||
+            !writes(s_.layers[static_cast<std::size_t>(layer)])) {
+          add("part ", part.name, " of unit ", unit.name, " names a layer that does not write it");
         }
       }
-      std::size_t writers = 0;
-      for (const ScheduleLayer& layer : s_.layers) {
-        writers += std::ranges::find(layer.gradients, u) != layer.gradients.end() ? 1U : 0U;
-      }
-      if (writers != contributors.size()) {
-        add("a layer writes the gradient of unit ", unit.name,
-            " but contributes to none of its parts");
-      }
-      if (writers > 0 && unit.trainable_numel == 0)
-        add("unit ", unit.name, " has nothing to train");
+    }
+    const auto writers = std::ranges::count_if(s_.layers, writes);
+    if (static_cast<std::size_t>(writers) != contributors.size()) {
+      add("a layer writes the gradient of unit ", unit.name,
+          " but contributes to none of its parts");
+    }
+    if (writers > 0 && !flat.trainable) {
+      add("unit ", unit.name, " has nothing to train in ", flat.name);
     }
   }
 
@@ -147,8 +170,7 @@ class FormCheck {
         add(buffer.name, " holds scalars, which are on the device");
       }
       const bool may_be_on_disk = buffer.role == Role::kMaster || buffer.role == Role::kOptimizer ||
-                                  buffer.role == Role::kParameter || buffer.role == Role::kFrozen ||
-                                  buffer.role == Role::kQuantized;
+                                  buffer.role == Role::kParameter;
       if (buffer.tier == Tier::kDisk && !(buffer.persistent && may_be_on_disk)) {
         add(buffer.name, " is on disk, where the training state can be");
       }
@@ -160,8 +182,14 @@ class FormCheck {
         add(buffer.name, " belongs to unit ", buffer.unit, " of ", s_.units.size());
         continue;
       }
+      const ScheduleUnit& unit = s_.units[static_cast<std::size_t>(buffer.unit)];
+      if (!in_range(buffer.flat, unit.flats.size())) {
+        add(buffer.name, " belongs to flat parameter ", buffer.flat, " of ", unit.flats.size(),
+            " of unit ", unit.name);
+        continue;
+      }
       check_blocks(buffer);
-      const std::int64_t numel = s_.unit_numel(buffer.unit, buffer) / s_.mesh.size(buffer.sharded);
+      const std::int64_t numel = s_.own_numel(buffer) / s_.mesh.size(buffer.sharded);
       if (buffer.numel != numel) {
         add(buffer.name, " holds ", buffer.numel, " elements, but ", numel, " are needed");
       }
@@ -171,7 +199,7 @@ class FormCheck {
 
   /// A block lies in one shard: so its numbers depend on no number of ranks.
   void check_blocks(const ScheduleBuffer& buffer) {
-    const std::int64_t numel = s_.unit_numel(buffer.unit, buffer.role);
+    const std::int64_t numel = s_.flat(buffer.unit, buffer.flat).numel;
     if (buffer.block == 1 || numel % (s_.mesh.world_size() * buffer.block) == 0) return;
     add(buffer.name, " is of blocks of ", buffer.block,
         " elements, and shards of the unit are not");
@@ -242,13 +270,13 @@ class FormCheck {
 
   static bool kind_has(BufferKind kind, Role role) {
     const bool gradient = role == Role::kGradient;
-    const bool read = role == Role::kParameter || role == Role::kQuantized;
+    const bool read = role == Role::kParameter;
     const bool updated =
         role == Role::kParameter || role == Role::kMaster || role == Role::kOptimizer;
     switch (kind) {
       case BufferKind::kState:
       case BufferKind::kSnapshot:
-        return updated || role == Role::kFrozen || role == Role::kQuantized;
+        return updated;
       case BufferKind::kCopy:
         return gradient || role == Role::kParameter;
       case BufferKind::kGradient:
@@ -287,30 +315,28 @@ class FormCheck {
 
   /// What is kept from step to step is sharded as the placement says.
   void check_state(const ScheduleBuffer& buffer) {
-    const bool quantized = buffer.role == Role::kQuantized;
-    const bool parameter =
-        quantized || buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
+    const ScheduleFlat& flat = s_.flat(buffer.unit, buffer.flat);
+    const bool parameter = buffer.role == Role::kParameter;
     if (!parameter && buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) {
       return add(buffer.name, " holds a ", to_string(buffer.role), ", which cannot persist");
     }
     // Parameters may be where layers read them and where the optimizer writes them.
     const bool is_copy = buffer.kind == BufferKind::kCopy;
     const Tier tier = is_copy && buffer.role == Role::kParameter ? Tier::kHost : Tier::kDevice;
-    const bool first = state_.insert({buffer.unit, buffer.role, tier}).second;
+    if (!parameter && !flat.trainable) {
+      add(buffer.name, " goes with ", flat.name, ", which is not trained");
+    }
+    const bool first = state_.insert({buffer.unit, buffer.flat, buffer.role, tier}).second;
     if (!first && buffer.role != Role::kOptimizer) {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
     const bool layers_read = parameter && !is_copy;
-    const AxisSet read =
-        buffer.role == Role::kParameter ? s_.placement.parameter : s_.placement.frozen_axes();
-    const AxisSet wanted = layers_read ? read : s_.placement.optimizer;
+    const AxisSet wanted = layers_read ? s_.axes_of(flat) : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
       add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
           to_string(wanted));
     }
-    const DType format = quantized   ? DType::kUInt8
-                         : parameter ? s_.parameter_dtype
-                                     : DType::kFloat32;
+    const DType format = parameter ? flat.format : DType::kFloat32;
     const bool is_coded = buffer.role == Role::kOptimizer && buffer.format == DType::kUInt8;
     if (buffer.format != format && !is_coded) {
       add(buffer.name, " is kept in ", to_string(buffer.format), ", not in ", to_string(format));
@@ -381,7 +407,7 @@ class FormCheck {
       if (!activation && operation.changes_memory) {
         add_at(index, s_.name_of(operand.buffer), " is no activation on the device");
       }
-      if (operand.unit != -1 || !operand.sharded.empty()) {
+      if (operand.unit != -1 || !operand.sharded.empty() || !operand.flats.empty()) {
         add_at(index, s_.name_of(operand.buffer), " holds no unit");
       }
       return;
@@ -390,10 +416,19 @@ class FormCheck {
       return add_at(index, "unit ", operand.unit, " does not exist");
     }
     const ScheduleBuffer& buffer = s_.buffer(operand);
+    const ScheduleUnit& unit = s_.units[static_cast<std::size_t>(operand.unit)];
+    const FlatSet flats = s_.flats(operand);
+    if (flats.empty()) {
+      return add_at(index, describe(s_, operand), " has nothing of unit ", unit.name);
+    }
+    for (const int flat : flats_of(s_, operand)) {
+      if (!in_range(flat, unit.flats.size())) {
+        return add_at(index, "unit ", unit.name, " has no flat parameter ", flat);
+      }
+    }
     if (!buffer.is_slot()) return;
     const std::int64_t needed =
-        s_.numel_in(buffer, operand.unit) /
-        s_.mesh.size(buffer.keeps_places() ? buffer.sharded : operand.sharded);
+        s_.numel(operand) / s_.mesh.size(buffer.keeps_places() ? buffer.sharded : operand.sharded);
     if (buffer.numel < needed) {
       add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but ", needed,
              " are needed");
@@ -454,7 +489,7 @@ class FormCheck {
   const Schedule& s_;
   std::vector<Violation>& violations_;
   const std::size_t before_;
-  std::set<std::tuple<int, Role, Tier>> state_;             ///< of units
+  std::set<std::tuple<int, int, Role, Tier>> state_;        ///< of flat parameters
   std::set<std::tuple<BufferKind, int, int>> activations_;  ///< of layers and micro-steps
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ struct ParameterSpec {
   std::int64_t row_multiple = 1;
   /// Of one that is not trained: how it is stored. Layers read it as any other.
   WeightFormat format = WeightFormat::kNone;
+  /// That it is kept in and read in, whatever the run's precision; unset: the run's. Parameters of
+  /// a unit that are kept alike are one flat parameter.
+  std::optional<DType> dtype{};
   /// Of one that joins published matrices which are quantised one by one: the rows of each.
   std::vector<std::int64_t> joined{};
 };

@@ -24,12 +24,13 @@ enum class InputPlace : std::uint8_t {
 
 /// The content of a buffer, as far as a schedule alone can tell.
 ///
-/// A unit's gradient is the sum of what each micro-step's backward contributes, layer by layer.
+/// A gradient is the sum of what each micro-step's backward contributes, layer by layer.
 /// Contributions are counted in that order; a buffer holds a range of them.
 struct Content {
   bool valid = false;  ///< false: nothing that anyone may read
   Role role = Role::kScalars;
   int unit = -1;
+  FlatSet flats{};    ///< of the unit
   AxisSet sharded{};  ///< the rank has one part along these axes
   AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken
   int version = 0;    ///< of training state: optimizer steps taken
@@ -88,26 +89,28 @@ class ContentWalk {
   /// Requires that `action` reads the parameters of `units`, unsharded and as they were before the
   /// step, and of no other unit. How many operands these are.
   std::size_t read_parameters(const Action& action, const std::vector<int>& units);
-  /// Contributions of one micro-step to a unit's gradient: its layers' in order of backward.
-  int contributions(int unit) const {
-    return static_cast<int>(writers_[static_cast<std::size_t>(unit)].size());
-  }
+  /// Contributions of one micro-step to a gradient: its layers' in order of backward.
+  int contributions(const FlatId& id) const { return static_cast<int>(at(id).writers.size()); }
   /// The number of the first one in `micro_step`.
-  int contribution_of_micro_step(int unit, int micro_step) const {
-    return contributions(unit) * micro_step;
+  int contribution_of_micro_step(const FlatId& id, int micro_step) const {
+    return contributions(id) * micro_step;
   }
   /// All that a complete gradient holds.
-  int all_contributions(int unit) const { return contributions(unit) * schedule_.micro_steps; }
-  /// The number of the contribution that `layer` makes in `micro_step`; -1: none.
-  int contribution(int unit, int layer, int micro_step) const;
-  /// Which units' norms have been taken.
-  std::vector<char>& normed() { return normed_; }
-  bool is_trained(int unit) const { return contributions(unit) > 0; }
-  /// The buffers that keep a unit's training state.
-  const std::vector<int>& state_of(int unit) const {
-    return state_[static_cast<std::size_t>(unit)];
+  int all_contributions(const FlatId& id) const {
+    return contributions(id) * schedule_.micro_steps;
   }
+  /// The number of the contribution that `layer` makes in `micro_step`; -1: none.
+  int contribution(const FlatId& id, int layer, int micro_step) const;
+  /// Whether the norm of its gradient has been taken.
+  bool& is_normed(const FlatId& id) { return at(id).is_normed; }
+  bool is_trained(const FlatId& id) const { return contributions(id) > 0; }
+  /// The buffers that keep its training state.
+  const std::vector<int>& state_of(const FlatId& id) const { return at(id).state; }
   const std::string& unit_name(int unit) const;
+  /// The flat parameter of a content of one; of nothing: {-1, -1}, which nothing is of.
+  FlatId id_of(const Content& content) const { return {content.unit, content.flats.front()}; }
+  /// For require_that: "h.1", and "h.1 (parameter frozen)" of a unit with several.
+  std::string flats_text(int unit, FlatSet flats) const;
   /// For require_that: the buffer's name.
   auto name_of(int buffer) const {
     return [this, buffer] { return schedule_.name_of(buffer); };
@@ -136,11 +139,21 @@ class ContentWalk {
   ShardNesting nesting_;
   std::vector<Violation>& violations_;
   GradientSums* sums_;
-  std::vector<std::vector<int>> writers_;  ///< by unit: layers, in order of backward
-  std::vector<std::vector<int>> state_;    ///< by unit: buffers
-  std::vector<Content> contents_;          ///< by buffer
-  std::vector<char> normed_;               ///< by unit
-  std::vector<const Operand*> touched_;    ///< by the current action's rule
+  /// What is known of a flat parameter.
+  struct Flat {
+    std::vector<int> writers{};  ///< layers that contribute to its gradient, in order of backward
+    std::vector<int> state{};    ///< buffers
+    bool is_normed = false;
+  };
+  Flat& at(const FlatId& id) {
+    return flats_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  }
+  const Flat& at(const FlatId& id) const {
+    return flats_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  }
+  std::vector<std::vector<Flat>> flats_;  ///< by unit
+  std::vector<Content> contents_;         ///< by buffer
+  std::vector<const Operand*> touched_;   ///< by the current action's rule
   int action_ = -1;
 };
 

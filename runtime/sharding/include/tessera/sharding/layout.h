@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/autograd/layer.h"
@@ -38,11 +40,16 @@ struct FlatTensor {
   std::int64_t numel() const;
 };
 
-/// The tensors of one unit that are sharded together: all trainable, all frozen, or all quantised.
-/// Tensors are laid out one after the other, aligned; the end is padded so that every axis divides
-/// it. Elements of quantised ones are bytes: they are quantised before they are sharded, so these
-/// do not depend on the number of ranks.
+/// The tensors of one unit that are kept alike: all trainable or all frozen, in one format. Tensors
+/// are laid out one after the other, aligned; the end is padded so that every axis divides it.
+/// Elements of quantised ones are bytes: they are quantised before they are sharded, so these do
+/// not depend on the number of ranks.
 struct FlatParameter {
+  /// "parameter", "frozen", "quantized", "parameter-fp32", ...: in the names of state tensors.
+  std::string name = "parameter";
+  bool trainable = true;
+  bool quantized = false;
+  std::optional<DType> dtype{};  ///< that its elements are kept in; unset: the run's
   std::vector<FlatTensor> tensors;
   std::int64_t numel = 0;          ///< up to the end of the last tensor and of the zeros behind it
   std::int64_t padded_numel = 0;   ///< multiple of world size * alignment; 0 if no tensors
@@ -51,21 +58,17 @@ struct FlatParameter {
 
 struct Unit {
   std::string name;
-  FlatParameter trainable;
-  FlatParameter frozen;
-  FlatParameter quantized{};
+  std::vector<FlatParameter> flats;  ///< none is empty; trainable ones first
+
+  /// The flat parameter of this name; null: there is none.
+  const FlatParameter* find(std::string_view flat) const;
 };
 
 /// A parameter of a layer: where it lies.
 struct ParameterAddress {
   int unit = 0;
-  bool trainable = true;
+  int flat = 0;    ///< index in the unit
   int tensor = 0;  ///< index in the flat parameter
-  bool quantized = false;
-
-  const FlatParameter& flat_of(const Unit& in) const {
-    return quantized ? in.quantized : trainable ? in.trainable : in.frozen;
-  }
 };
 
 struct LayerLayout {
@@ -79,6 +82,14 @@ struct LayerLayout {
 struct ModelLayout {
   std::vector<Unit> units;
   std::vector<LayerLayout> layers;
+
+  const FlatParameter& flat_of(const ParameterAddress& address) const {
+    return units[static_cast<std::size_t>(address.unit)]
+        .flats[static_cast<std::size_t>(address.flat)];
+  }
+  const FlatTensor& tensor_of(const ParameterAddress& address) const {
+    return flat_of(address).tensors[static_cast<std::size_t>(address.tensor)];
+  }
 };
 
 /// Pure function of the model's declarations; offsets do not depend on world_size, padding does.

@@ -85,9 +85,8 @@ inline bool is_collective(const Action& action) {
   return action.operation->meeting != Meeting::kNone;
 }
 
-/// The flat parameters that an operand holds: of a slot for parameters all of the unit's that are
-/// gathered, one after the other; of others that of the buffer's role.
-std::vector<Role> flats_of(const Schedule& schedule, const Operand& operand);
+/// The flat parameters that an operand of a unit names, in the order in which they lie in a slot.
+std::vector<int> flats_of(const Schedule& schedule, const Operand& operand);
 
 /// Where an operand's buffer is; layers leave activations on the device.
 Tier tier_of(const Schedule& schedule, const Operand& operand);

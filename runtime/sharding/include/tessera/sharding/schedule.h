@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,12 +46,9 @@ constexpr bool is_copying(Lane lane) {
 
 /// The meaning of a buffer's elements.
 enum class Role : std::uint8_t {
-  kParameter,   ///< a unit's trainable flat parameter; in a slot: all of the unit's that are
-                ///< gathered
-  kFrozen,      ///< a unit's frozen flat parameter
-  kQuantized,   ///< a unit's quantised flat parameter, in bytes
-  kDecoded,     ///< the same as layers read it: in slots alone
-  kMaster,      ///< fp32 master weights of a unit's trainable parameters
+  kParameter,   ///< a unit's flat parameter as it is kept; in a slot: one or more of the unit's
+  kDecoded,     ///< a quantised flat parameter as layers read it: in slots alone
+  kMaster,      ///< fp32 master weights of a trainable flat parameter
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
   kGradient,    ///< a unit's gradient
   kScalars,     ///< a few numbers that concern the step as a whole
@@ -105,6 +104,7 @@ struct ScheduleBuffer {
   Role role = Role::kScalars;
   std::string tensor{};  ///< of an optimizer's tensor: which, as in OptimizerTensor
   int unit = -1;         ///< whose it is; -1 of slots, scalars, inputs and activations
+  int flat = 0;          ///< of a unit's: the flat parameter that it is of, by index
   int layer = -1;        ///< of inputs and activations: whose it is
   int micro_step = -1;   ///< of activations
   DType format = DType::kFloat32;
@@ -127,17 +127,40 @@ struct ScheduleBuffer {
   }
   /// True of a slot on parameters' way to layers.
   bool holds_for_layers() const {
-    return (role == Role::kParameter || role == Role::kQuantized) &&
+    return role == Role::kParameter &&
            (kind == BufferKind::kWholeSlot || kind == BufferKind::kShardSlot ||
             kind == BufferKind::kStagingSlot);
   }
-  /// True of one of these for all parameters of a unit that slots hold, trainable ones, then frozen
-  /// ones: but for quantised ones.
-  bool holds_gathered() const { return holds_for_layers() && role == Role::kParameter; }
   /// Whether both are for the same numbers of a unit.
   bool is_same_tensor(const ScheduleBuffer& other) const {
-    return unit == other.unit && role == other.role && tensor == other.tensor;
+    return unit == other.unit && flat == other.flat && role == other.role && tensor == other.tensor;
   }
+};
+
+/// Flat parameters of a unit, by index.
+class FlatSet {
+ public:
+  static constexpr int kMost = 32;
+  constexpr FlatSet() = default;
+  constexpr FlatSet(std::initializer_list<int> flats) {
+    for (const int flat : flats) insert(flat);
+  }
+  constexpr void insert(int flat) { bits_ |= std::uint32_t{1} << static_cast<unsigned>(flat); }
+  constexpr bool contains(int flat) const {
+    return flat >= 0 && flat < kMost && (bits_ >> static_cast<unsigned>(flat) & 1U) != 0;
+  }
+  constexpr bool empty() const { return bits_ == 0; }
+  constexpr int size() const { return std::popcount(bits_); }
+  /// The first one; -1: none.
+  constexpr int front() const { return empty() ? -1 : std::countr_zero(bits_); }
+  constexpr FlatSet operator|(FlatSet other) const { return FlatSet(bits_ | other.bits_); }
+  constexpr bool overlaps(FlatSet other) const { return (bits_ & other.bits_) != 0; }
+  constexpr bool operator==(const FlatSet&) const = default;
+  constexpr auto operator<=>(const FlatSet&) const = default;
+
+ private:
+  constexpr explicit FlatSet(std::uint32_t bits) : bits_(bits) {}
+  std::uint32_t bits_ = 0;
 };
 
 /// An action's use of a buffer: which buffer, and what it holds then.
@@ -146,6 +169,7 @@ struct Operand {
   int unit = -1;      ///< whose content; -1 of scalars and activations
   AxisSet sharded{};  ///< axes along which the content is sharded
   bool adds = false;  ///< of a write: added to what the buffer holds
+  FlatSet flats{};    ///< of the unit: which; empty: those that Schedule::flats_in() says
   bool operator==(const Operand&) const = default;
 };
 
@@ -164,12 +188,19 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
+/// A flat parameter: which unit's, and which of them, by index.
+struct FlatId {
+  int unit = 0;
+  int flat = 0;
+  auto operator<=>(const FlatId&) const = default;
+};
+
 /// The units that a layer touches, by index.
 struct ScheduleLayer {
   std::string name;
   std::vector<int> forward_reads;   ///< parameters read by forward
   std::vector<int> backward_reads;  ///< parameters read by backward (recomputation included)
-  std::vector<int> gradients;       ///< gradients written by backward
+  std::vector<FlatId> gradients;    ///< gradients written by backward
   bool operator==(const ScheduleLayer&) const = default;
 };
 
@@ -181,14 +212,26 @@ struct GradientPart {
   bool operator==(const GradientPart&) const = default;
 };
 
+/// A flat parameter of a unit; see FlatParameter.
+struct ScheduleFlat {
+  std::string name = "parameter";
+  bool trainable = true;
+  DType format = DType::kFloat32;  ///< in which it is kept and gathered; of a quantised one bytes
+  std::int64_t numel = 0;          ///< padded
+  std::int64_t decoded_numel = 0;  ///< of a quantised one: elements that layers read
+  std::vector<GradientPart> parts{};  ///< of a trainable one
+
+  bool is_quantized() const { return decoded_numel > 0; }
+  bool operator==(const ScheduleFlat&) const = default;
+};
+
 struct ScheduleUnit {
   std::string name;
-  std::int64_t trainable_numel = 0;  ///< padded
-  std::int64_t frozen_numel = 0;     ///< padded
-  std::vector<GradientPart> parts{};
-  std::int64_t quantized_bytes = 0;  ///< padded
-  std::int64_t decoded_numel = 0;    ///< that they stand for
+  std::vector<ScheduleFlat> flats{};
   bool operator==(const ScheduleUnit&) const = default;
+
+  /// Elements of what is trained, or of what is not.
+  std::int64_t numel(bool trainable) const;
 };
 
 /// One step as a value: what every rank does, in the order in which the host issues it. Actions of
@@ -222,26 +265,39 @@ struct Schedule : PlanOptions {
   /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
   /// none.
   std::string name_of(int buffer) const;
-  /// Elements of a unit's flat parameter that a buffer of `role` holds, before sharding.
-  std::int64_t unit_numel(int unit, Role role) const;
-  /// Elements that `buffer` has for a unit, before sharding: fewer where they are of blocks.
-  std::int64_t unit_numel(int unit, const ScheduleBuffer& buffer) const {
-    return unit_numel(unit, buffer.role) / (buffer.block > 1 ? buffer.block : 1);
+  const ScheduleFlat& flat(int unit, int index) const {
+    return units[static_cast<std::size_t>(unit)].flats[static_cast<std::size_t>(index)];
   }
-  /// Index of the first buffer on the device with this role and unit; -1: none.
-  int find(Role role, int unit) const;
-  /// Where a unit's flat parameter of this role, kParameter, kFrozen or kQuantized, is from step to
-  /// step. If that is not the device, layers read it from slots only.
-  Tier home_of(int unit, Role flat) const;
-  /// Whether layers read a unit's flat parameter of this role, kParameter or kFrozen, from slots:
-  /// it is sharded, or not on the device. False if the unit has none.
-  bool is_gathered(int unit, Role flat) const;
-  /// Elements of all that the unit has in slots.
-  std::int64_t gathered_numel(int unit) const;
-  /// Elements that a buffer has of this unit, before sharding.
-  std::int64_t numel_in(const ScheduleBuffer& buffer, int unit) const;
-  /// Whether the optimizer updates a unit there: its state is there, or on disk.
-  bool updates_on_host(int unit) const;
+  const ScheduleFlat& flat(const FlatId& id) const { return flat(id.unit, id.flat); }
+  /// Over which axes a flat parameter is sharded from step to step.
+  AxisSet axes_of(const ScheduleFlat& flat) const {
+    return flat.trainable ? placement.parameter : placement.frozen_axes();
+  }
+  /// What a buffer can hold of a unit: its own flat parameter; of a slot on the way to layers all
+  /// in the slot's format; of other slots the first trainable one.
+  FlatSet flats_in(const ScheduleBuffer& buffer, int unit) const;
+  /// What an operand names of its unit.
+  FlatSet flats(const Operand& operand) const {
+    return operand.flats.empty() ? flats_in(buffer(operand), operand.unit) : operand.flats;
+  }
+  /// Names `flats` in an operand, in the short form if flats_in() says the same.
+  void set_flats(Operand& operand, FlatSet flats) const {
+    operand.flats = flats == flats_in(buffer(operand), operand.unit) ? FlatSet() : flats;
+  }
+  /// Elements that a buffer has of a flat parameter, before sharding: fewer where they are of
+  /// blocks.
+  std::int64_t numel_in(const ScheduleBuffer& buffer, const ScheduleFlat& flat) const {
+    return (buffer.role == Role::kDecoded ? flat.decoded_numel : flat.numel) /
+           (buffer.block > 1 ? buffer.block : 1);
+  }
+  /// The same of a buffer that is a unit's.
+  std::int64_t own_numel(const ScheduleBuffer& buffer) const {
+    return numel_in(buffer, flat(buffer.unit, buffer.flat));
+  }
+  /// The same of all that an operand names, before sharding.
+  std::int64_t numel(const Operand& operand) const;
+  /// Index of the first buffer on the device with this role, unit and flat parameter; -1: none.
+  int find(Role role, int unit, int flat = 0) const;
   /// The state tensor that a snapshot or a copy is of. There must be one.
   const ScheduleBuffer& state_of(const ScheduleBuffer& copy) const;
   /// Index of the first buffer of this kind; -1: none.

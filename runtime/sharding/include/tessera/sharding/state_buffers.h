@@ -27,7 +27,7 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
 std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
                                           const StateOptions& options);
 
-/// A layout's units, without the parts of their gradients.
-std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout);
+/// A layout's units in a run of this precision, without the parts of their gradients.
+std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, DType parameter_dtype);
 
 }  // namespace tessera

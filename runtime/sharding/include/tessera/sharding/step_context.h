@@ -34,7 +34,7 @@ class StepContext {
   /// The elements that an operand names. Not of scalars and activations.
   TensorView view(const Operand& operand) const;
   /// In a slot with a unit's parameters: the trainable or the frozen ones.
-  TensorView view(const Operand& operand, Role flat) const;
+  TensorView view(const Operand& operand, int flat) const;
   /// Of a buffer on disk, whose view has no data.
   DiskPlace disk_place(const Operand& operand) const;
   /// Where it begins in its unit's flat parameter.

@@ -25,6 +25,8 @@ struct StateTensor {
   std::string name;  ///< "h.3.parameter", "h.3.master", "h.3.first-moment", ...
   Role role = Role::kParameter;
   int unit = 0;
+  int flat = 0;          ///< which of the unit's flat parameters, by index
+  std::string tensor{};  ///< of an optimizer's tensor: which, as in OptimizerTensor
   DType format = DType::kFloat32;
   std::int64_t block = 1;  ///< elements of the flat parameter that it has one element for
   AxisSet sharded{};       ///< axes along which it is sharded
@@ -78,12 +80,13 @@ class TrainingState {
   std::vector<StateTensor>::const_iterator end() const { return tensors_.end(); }
   /// Throws Error{kInvalidArgument} that names the nearest if there is none of this name.
   const StateTensor& at(std::string_view name) const;
-  /// Null if the unit has none.
-  const StateTensor* find(Role role, int unit) const;
+  /// Null if the flat parameter has none.
+  const StateTensor* find(Role role, const FlatId& id) const;
+  /// Its flat parameter in the layout.
+  const FlatParameter& flat(const StateTensor& tensor) const;
   /// The fp32 values that the optimizer updates: the master weights; where parameters are fp32, the
-  /// part of them that belongs to this rank's optimizer. Null if the unit has nothing to train;
-  /// without data if they are on disk.
-  TensorView master(int unit) const;
+  /// part of them that belongs to this rank's optimizer. Without data if they are on disk.
+  TensorView master(const FlatId& id) const;
   /// The parameters' stretches in a tensor, in order; padding belongs to none.
   std::vector<StatePiece> pieces(const StateTensor& tensor) const;
 
@@ -117,7 +120,6 @@ class TrainingState {
   void quantize_parameters(const ReadParameter& read, Stream& stream);
   void fill_zero(const StateTensor& tensor, Stream& stream);
   std::int64_t bytes_to_initialize() const;
-  const FlatParameter& flat(const StateTensor& tensor) const;
   TensorView part(const StateTensor& tensor, const Range& range) const;
   void clear(Stream& stream);
   void produce_on_disk(const StateTensor& tensor, const ProduceChunk& produce, Stream& stream);
