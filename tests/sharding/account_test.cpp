@@ -376,8 +376,8 @@ TEST(AccountMemory, HybridsHoldOnePartPerReplica) {
 
 TEST(AccountMemory, HoldsNoGradientOfAFrozenUnit) {
   ModelLayout layout = small_layout(1);
-  std::swap(layout.units[3].trainable, layout.units[3].frozen);
-  layout.layers[3].parameters[0].trainable = false;
+  layout.units[3].flats[0].name = "frozen";
+  layout.units[3].flats[0].trainable = false;
   const Schedule s = plan(layout, {.mesh = {}, .placement = find_strategy("no_shard").placement});
   const std::int64_t trained = kTrainable - 320;
   EXPECT_EQ(account_memory(s)[MemoryCategory::kGradients], 4 * trained);
@@ -388,7 +388,8 @@ TEST(AccountMemory, HoldsNoGradientOfAFrozenUnit) {
 TEST(AccountMemory, RoundsEveryAllocation) {
   constexpr DType kBf16 = DType::kBFloat16;
   Schedule s;
-  s.units = {{"a", 1, 1}, {"b", 0, 33}};
+  s.units = {{"a", {{.numel = 1}, {.name = "frozen", .trainable = false, .numel = 1}}},
+             {"b", {{.name = "frozen", .trainable = false, .numel = 33}}}};
   const auto add = [&](const char* name, Role role, int unit, DType format, std::int64_t numel) {
     s.buffers.push_back({.name = name,
                          .kind = unit < 0 ? BufferKind::kWholeSlot : BufferKind::kState,
@@ -398,8 +399,8 @@ TEST(AccountMemory, RoundsEveryAllocation) {
                          .numel = numel});
   };
   add("a.parameter", Role::kParameter, 0, kBf16, 1);
-  add("a.frozen", Role::kFrozen, 0, kBf16, 1);
-  add("b.frozen", Role::kFrozen, 1, kBf16, 33);
+  add("a.frozen", Role::kParameter, 0, kBf16, 1);
+  add("b.frozen", Role::kParameter, 1, kBf16, 33);
   add("a.master", Role::kMaster, 0, DType::kFloat32, 1);
   add("a.first-moment", Role::kOptimizer, 0, DType::kFloat32, 16);
   add("a.second-moment", Role::kOptimizer, 0, DType::kFloat32, 17);

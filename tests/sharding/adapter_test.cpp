@@ -90,12 +90,12 @@ Elements count(const Schedule& schedule) {
   Elements all;
   const std::size_t units = schedule.units.size();
   for (std::size_t u = 0; u < units; ++u) {
-    all.frozen += schedule.units[u].frozen_numel;
-    all.trained += schedule.units[u].trainable_numel;
+    all.frozen += schedule.units[u].numel(false);
+    all.trained += schedule.units[u].numel(true);
     const bool twice = u > 0 && u + 2 < units;
     const int times =
         schedule.micro_steps * (twice ? 2 : 1) - (u == 1 ? schedule.micro_steps - 1 : 0);
-    all.gathered += schedule.units[u].frozen_numel * times;
+    all.gathered += schedule.units[u].numel(false) * times;
   }
   return all;
 }

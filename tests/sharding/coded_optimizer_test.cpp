@@ -117,7 +117,7 @@ TEST(CodedOptimizerAccount, CountsCodesAndTheAbsmaxOfBlocks) {
     const ModelLayout layout = layout_of(run, model);
     const Schedule schedule = plan(layout, plan_options(run));
     for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
-      const FlatParameter& flat = layout.units[static_cast<std::size_t>(u)].trainable;
+      const FlatParameter& flat = layout.units[static_cast<std::size_t>(u)].flats[0];
       EXPECT_EQ(flat.padded_numel % (256 * ranks), 0);
       for (const FlatTensor& tensor : flat.tensors) EXPECT_EQ(tensor.offset % 256, 0);
       std::int64_t bytes = 0;

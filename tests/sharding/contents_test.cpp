@@ -118,20 +118,29 @@ TEST(ContentsOfParameters, FindsAllGathersOfOtherThings) {
     expect_breaks(s, Rule::kContents, says);
   };
   const int of_h0 = good.find("h.0.parameter");
-  expect([](Schedule&, Action& a) { a.reads.pop_back(); }, "must gather all parameters of h.1");
+  expect([](Schedule&, Action& a) { a.reads.pop_back(); },
+         "the result is of h.1 (parameter), not of h.1 (parameter frozen)");
   expect([](Schedule&, Action& a) { a.reads.erase(a.reads.begin()); },
-         "must gather all parameters of h.1");
+         "the result is of h.1 (frozen), not of h.1 (parameter frozen)");
   expect(
       [&](Schedule&, Action& a) {
         a.reads[1] = {of_h0, 1, kShard};
       },
       "gathers parts of different things: h.1.parameter and h.0.parameter");
   expect([&](Schedule&, Action& a) { a.reads = {{of_h0, 1, kShard}}; }, "the result is of h.0");
-  expect(
-      [](Schedule& s, Action& a) {
-        s.buffers[static_cast<std::size_t>(a.writes[0].buffer)].format = DType::kBFloat16;
-      },
-      "which has another format");
+  Schedule other_format = good;
+  const Operand& whole = at(other_format, frozen).writes[0];
+  other_format.buffers[static_cast<std::size_t>(whole.buffer)].format = DType::kBFloat16;
+  expect_breaks(other_format, Rule::kForm, "p0=h.1 has nothing of unit h.1");
+  for (Action& action : other_format.actions) {
+    for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+      for (Operand& operand : *operands) {
+        if (operand.buffer != whole.buffer) continue;
+        operand.flats = operand.unit == 2 ? FlatSet{0, 1} : FlatSet{0};
+      }
+    }
+  }
+  expect_breaks(other_format, Rule::kContents, "which has another format");
   expect([](Schedule&, Action& a) { a.reads[0].sharded = {}; },
          "h.1.parameter is sharded over shard, not unsharded");
 }
@@ -487,7 +496,7 @@ TEST(ContentsOfGradients, FindsMicroStepsAddedOutOfOrder) {
   // A slot of its own for the third micro-step, so that the second can be late.
   ScheduleBuffer own = buffer(s, "g0");
   own.name = "own";
-  own.numel = s.units[1].trainable_numel;
+  own.numel = s.units[1].numel(true);
   const int own_slot = static_cast<int>(s.buffers.size());
   s.buffers.push_back(own);
   const int second = addition(0), third = addition(1);
@@ -626,12 +635,12 @@ TEST(ContentsOfTheStep, FindsAnOptimizerThatTouchesOtherState) {
 
 TEST(ContentsOfTheStep, FindsFrozenUnitsThatAreTrained) {
   ModelLayout layout = small_layout(1);
-  std::swap(layout.units[3].trainable, layout.units[3].frozen);
-  layout.layers[3].parameters[0].trainable = false;
+  layout.units[3].flats[0].name = "frozen";
+  layout.units[3].flats[0].trainable = false;
   const Schedule s = plan(layout, {.mesh = {}, .placement = find_strategy("no_shard").placement});
   ASSERT_EQ(text_of(validate(s)), "");
   ASSERT_EQ(gradient_buffer(s, 3), -1);
-  const int frozen = s.find(Role::kFrozen, 3);
+  const int frozen = s.find(Role::kParameter, 3);
   for (const Operation* operation : {&kNormPartial, &kOptimizerStep}) {
     Schedule trained = repeated(s, find(s, *operation));
     Action& action = at(trained, find(s, *operation));

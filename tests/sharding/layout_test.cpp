@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt.h"
 
@@ -51,15 +52,15 @@ Model odd_model() {
 TEST(Layout, TensorsAreAlignedAndDoNotOverlap) {
   for (const Kind kind : {Kind::kLayer, Kind::kNone}) {
     for (const Unit& unit : make_layout(odd_model(), {kind}, 3).units) {
-      for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
+      for (const FlatParameter& flat : unit.flats) {
         std::int64_t end = 0;
-        for (const FlatTensor& tensor : flat->tensors) {
+        for (const FlatTensor& tensor : flat.tensors) {
           EXPECT_EQ(tensor.offset % kFlatAlignment, 0) << tensor.spec.name;
           EXPECT_GE(tensor.offset, end) << tensor.spec.name;
           EXPECT_LT(tensor.offset - end, kFlatAlignment) << tensor.spec.name;
           end = tensor.offset + tensor.spec.shape.numel();
         }
-        EXPECT_EQ(flat->numel, end) << unit.name;
+        EXPECT_EQ(flat.numel, end) << unit.name;
       }
     }
   }
@@ -74,10 +75,8 @@ TEST(Layout, OffsetsDoNotDependOnTheWorldAndPaddingIsTheLeast) {
       const ModelLayout layout = make_layout(*model, {}, world);
       ASSERT_EQ(layout.units.size(), alone.units.size());
       for (std::size_t u = 0; u < layout.units.size(); ++u) {
-        for (const bool trainable : {true, false}) {
-          const auto flat_of = [&](const ModelLayout& l) {
-            return trainable ? l.units[u].trainable : l.units[u].frozen;
-          };
+        for (const char* const name : {"parameter", "frozen"}) {
+          const auto flat_of = [&](const ModelLayout& l) { return flat_named(l.units[u], name); };
           const FlatParameter flat = flat_of(layout);
           EXPECT_EQ(flat.padded_numel % (world * kFlatAlignment), 0);
           EXPECT_GE(flat.padded_numel, flat.numel);
@@ -96,7 +95,7 @@ TEST(Layout, ZerosFollowATensorWhoseRowsAreRounded) {
   ParameterSpec rounded = spec("a", {5, 24});
   rounded.row_multiple = 4;
   const Model model = model_of(Declared("first", {rounded, spec("b", {3})}));
-  const FlatParameter flat = make_layout(model, {}, 2).units[0].trainable;
+  const FlatParameter flat = make_layout(model, {}, 2).units[0].flats.at(0);
   EXPECT_EQ(flat.tensors[0].spec.shape, (Shape{5, 24}));
   EXPECT_EQ(flat.tensors[1].offset, 8 * 24);
   EXPECT_EQ(parameter_count(model), 5 * 24 + 3);
@@ -106,7 +105,7 @@ TEST(Layout, ZerosFollowATensorWhoseRowsAreRounded) {
 TEST(Layout, TheVocabularyIsRoundedUpInMemory) {
   const auto rows_of = [](std::int64_t vocab_size) {
     const Model model = make_gpt({.vocab_size = vocab_size, .context_length = 8, .width = 64});
-    const FlatParameter flat = make_layout(model, {}, 1).units[0].trainable;
+    const FlatParameter flat = make_layout(model, {}, 1).units[0].flats.at(0);
     EXPECT_EQ(flat.tensors[0].spec.shape[0], vocab_size);
     return flat.tensors[1].offset / 64;
   };
@@ -123,35 +122,32 @@ TEST(Layout, FrozenTensorsLieApart) {
     for (const FlatTensor& tensor : flat.tensors) out.push_back(tensor.spec.name);
     return out;
   };
-  EXPECT_EQ(names(layout.units[0].trainable), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(names(layout.units[0].frozen), (std::vector<std::string>{"frozen.c"}));
-  EXPECT_EQ(names(layout.units[1].trainable), (std::vector<std::string>{"d", "e"}));
-  EXPECT_EQ(names(layout.units[1].frozen), (std::vector<std::string>{"frozen.f"}));
-  EXPECT_EQ(layout.units[3].trainable.padded_numel, 0);
-  EXPECT_EQ(layout.units[3].frozen.padded_numel, 0);
+  EXPECT_EQ(names(flat_named(layout.units[0], "parameter")), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(names(flat_named(layout.units[0], "frozen")), (std::vector<std::string>{"frozen.c"}));
+  EXPECT_EQ(names(flat_named(layout.units[1], "parameter")), (std::vector<std::string>{"d", "e"}));
+  EXPECT_EQ(names(flat_named(layout.units[1], "frozen")), (std::vector<std::string>{"frozen.f"}));
+  EXPECT_TRUE(layout.units[3].flats.empty());
 }
 
 TEST(Layout, TiedTensorsAreStoredOnceWhereTheyAreDeclared) {
   const ModelLayout layout = make_layout(odd_model(), {}, 2);
   std::multiset<std::string> stored;
   for (const Unit& unit : layout.units) {
-    for (const FlatParameter* flat : {&unit.trainable, &unit.frozen}) {
-      for (const FlatTensor& tensor : flat->tensors) stored.insert(tensor.spec.name);
+    for (const FlatParameter& flat : unit.flats) {
+      for (const FlatTensor& tensor : flat.tensors) stored.insert(tensor.spec.name);
     }
   }
   EXPECT_EQ(stored, (std::multiset<std::string>{"a", "b", "d", "e", "frozen.c", "frozen.f", "g"}));
   const auto& third = layout.layers[2].parameters;  // its own, then the tied ones
   ASSERT_EQ(third.size(), 3U);
   const auto name_at = [&](const ParameterAddress& address) {
-    const Unit& unit = layout.units[static_cast<std::size_t>(address.unit)];
-    const FlatParameter& flat = address.trainable ? unit.trainable : unit.frozen;
-    return flat.tensors[static_cast<std::size_t>(address.tensor)].spec.name;
+    return layout.tensor_of(address).spec.name;
   };
   EXPECT_EQ(name_at(third[0]), "g");
   EXPECT_EQ(name_at(third[1]), "frozen.c");
   EXPECT_EQ(name_at(third[2]), "a");
   EXPECT_EQ(third[1].unit, 0);
-  EXPECT_FALSE(third[1].trainable);
+  EXPECT_FALSE(layout.flat_of(third[1]).trainable);
 }
 
 TEST(Layout, ATensorMayBeTiedBeforeItIsDeclared) {
@@ -159,7 +155,7 @@ TEST(Layout, ATensorMayBeTiedBeforeItIsDeclared) {
                                Declared("late", {spec("late.weight", {5})}));
   const ModelLayout layout = make_layout(model, {}, 1);
   EXPECT_EQ(layout.layers[0].parameters[0].unit, 1);
-  EXPECT_EQ(layout.units[0].trainable.numel, 0);
+  EXPECT_TRUE(layout.units[0].flats.empty());
 }
 
 TEST(Layout, WrapPoliciesGroupLayers) {

@@ -175,12 +175,12 @@ TEST(Offload, UpdatedPartsOfParametersOnTheHostAreGatheredOnTheDevice) {
       const std::int64_t kept = strategy == "hybrid_full_optimizer" ? 2 : 1;  // parts of a unit
       std::int64_t all = 0, uses = 0, largest = 0;
       for (const ScheduleUnit& unit : schedule.units) {
-        all += unit.trainable_numel;
-        largest = std::max(largest, unit.trainable_numel / kept);
+        all += unit.numel(true);
+        largest = std::max(largest, unit.numel(true) / kept);
       }
       for (const Action& action : schedule.actions) {
         if (action.operation != &operations::kReshard) continue;
-        uses += schedule.gathered_numel(action.writes.front().unit) / kept;
+        uses += schedule.numel(action.writes.front()) / kept;
       }
       const Traffic traffic = account_traffic(schedule);
       EXPECT_EQ(traffic.sent_bytes, before.sent_bytes);
@@ -201,9 +201,9 @@ TEST(Offload, UpdatedPartsOfParametersOnTheHostAreGatheredOnTheDevice) {
 std::int64_t trained_bytes_on_disk(const Schedule& schedule, bool updated) {
   std::int64_t bytes = 0;
   for (const ScheduleBuffer& buffer : schedule.buffers) {
-    if (buffer.tier != Tier::kDisk || buffer.role == Role::kFrozen) continue;
+    if (buffer.tier != Tier::kDisk || !schedule.flat(buffer.unit, buffer.flat).trainable) continue;
     const AxisSet axes = updated ? schedule.placement.optimizer : buffer.sharded;
-    bytes += schedule.unit_numel(buffer.unit, buffer.role) / schedule.mesh.size(axes) *
+    bytes += schedule.own_numel(buffer) / schedule.mesh.size(axes) *
              static_cast<std::int64_t>(size_of(buffer.format));
   }
   return bytes;
@@ -216,7 +216,7 @@ std::int64_t staged_bytes(const Schedule& schedule) {
     if (action.operation != &operations::kReshard) continue;
     const int unit = action.writes.front().unit;
     for (const ScheduleBuffer& buffer : schedule.buffers) {
-      const bool flat = buffer.role == Role::kParameter || buffer.role == Role::kFrozen;
+      const bool flat = buffer.role == Role::kParameter;
       if (buffer.unit != unit || buffer.tier != Tier::kDisk || !flat) continue;
       bytes += buffer.numel * static_cast<std::int64_t>(size_of(buffer.format));
     }
@@ -270,13 +270,41 @@ TEST(Offload, FrozenParametersLeaveTheDeviceWithoutAdaptersThatAreShardedOtherwi
       expect_same_run(result, expected);
       EXPECT_EQ(result.counted_traffic, result.predicted_traffic);
       for (const ScheduleBuffer& buffer : result.schedule.buffers) {
-        if (buffer.kind == BufferKind::kState && buffer.role == Role::kParameter) {
+        if (buffer.kind == BufferKind::kState && buffer.role == Role::kParameter &&
+            result.schedule.flat(buffer.unit, buffer.flat).trainable) {
           EXPECT_EQ(buffer.tier, Tier::kDevice) << buffer.name;
         }
       }
       EXPECT_LT(result.measured.by_category[MemoryCategory::kParameters],
                 expected.measured.by_category[MemoryCategory::kParameters]);
       run.disk_parameters = run.offload_parameters = 0.0;
+    }
+  }
+}
+
+// A frozen base that every rank has whole, beside adapters that are cut: the base is copied, and
+// adapters are gathered, each by itself.
+TEST(Offload, WholeFrozenParametersLeaveTheDeviceBesideAdaptersThatAreCut) {
+  for (const WeightFormat base : {WeightFormat::kNone, WeightFormat::kNf4}) {
+    for (const std::string trainable : {"full_shard", "shard_grad_op"}) {
+      SmallRun run{.ranks = 3, .strategy = "no_shard", .micro_steps = 2, .dtype = DType::kBFloat16};
+      run.adapter = {.kind = LoraOptions{.rank = 2}, .target_pattern = "all-linear"};
+      run.trainable_strategy = trainable;
+      run.base_format = base;
+      const SmallResult expected = train(run);
+      for (const bool disk : {false, true}) {
+        for (const double share : {0.5, 1.0}) {
+          (disk ? run.disk_parameters : run.offload_parameters) = share;
+          run.delay_seed = 23;
+          SCOPED_TRACE(name_of(run));
+          const SmallResult result = train(run);
+          expect_same_run(result, expected);
+          EXPECT_EQ(result.counted_traffic, result.predicted_traffic);
+          EXPECT_LT(result.measured.by_category[MemoryCategory::kParameters],
+                    expected.measured.by_category[MemoryCategory::kParameters]);
+          run.disk_parameters = run.offload_parameters = 0.0;
+        }
+      }
     }
   }
 }
@@ -299,8 +327,7 @@ TEST(Offload, ParametersOnTheHostAreCopiedWhereverTheyAreUnsharded) {
         }
         if (action.operation != &operations::kReshard) continue;
         const int unit = action.writes.front().unit;  // once for each time that it was there
-        copied +=
-            schedule.unit_numel(unit, Role::kParameter) / (strategy == "no_shard" ? 1 : 2) * 4;
+        copied += schedule.flat(unit, 0).numel / (strategy == "no_shard" ? 1 : 2) * 4;
       }
       EXPECT_GT(copied, 0);
       EXPECT_EQ(account_traffic(schedule).to_device_bytes, copied);
@@ -366,7 +393,7 @@ TEST(Offload, GradientsOnTheHostAreCopiedOncePerMicroStepInEachDirection) {
       const Model model = make_gpt(small_gpt());
       const Schedule schedule = plan(make_layout(model, run.wrap, run.ranks), plan_options(run));
       std::int64_t shard = 0;
-      for (const ScheduleUnit& unit : schedule.units) shard += unit.trainable_numel / 2 * 4;
+      for (const ScheduleUnit& unit : schedule.units) shard += unit.numel(true) / 2 * 4;
       const Traffic traffic = account_traffic(schedule);
       EXPECT_EQ(traffic.to_host_bytes, micro_steps * shard);
       // With the parameters, which come back, or with the gradient for the optimizer.

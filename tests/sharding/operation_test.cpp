@@ -61,8 +61,8 @@ TEST(Operations, CountTheBytesOfTheirOperands) {
                                      .accumulate_unsharded = true,
                                      .dtype = DType::kBFloat16});
   const ScheduleUnit& unit = schedule.units.front();
-  ASSERT_EQ(unit.frozen_numel, 0);
-  const std::int64_t numel = unit.trainable_numel;
+  ASSERT_EQ(unit.numel(false), 0);
+  const std::int64_t numel = unit.numel(true);
   const auto bytes = [&](const Operation& operation) {
     for (const Action& action : schedule.actions) {
       if (action.operation != &operation) continue;
@@ -163,13 +163,12 @@ int read_a_copy(Schedule& schedule) {
   const auto place = gradient - step->reads.begin();
   const int unit = from.unit;
   const int buffer = add_buffer(
-      schedule,
-      {.name = schedule.units[static_cast<std::size_t>(unit)].name + ".gradient-copy",
-       .kind = BufferKind::kCopy,
-       .role = Role::kGradient,
-       .unit = unit,
-       .sharded = from.sharded,
-       .numel = schedule.unit_numel(unit, Role::kGradient) / schedule.mesh.size(from.sharded)});
+      schedule, {.name = schedule.units[static_cast<std::size_t>(unit)].name + ".gradient-copy",
+                 .kind = BufferKind::kCopy,
+                 .role = Role::kGradient,
+                 .unit = unit,
+                 .sharded = from.sharded,
+                 .numel = schedule.flat(unit, 0).numel / schedule.mesh.size(from.sharded)});
   Action copy{.operation = &kDuplicate,
               .reads = {from},
               .writes = {{.buffer = buffer, .unit = unit, .sharded = from.sharded}},

@@ -436,7 +436,7 @@ TEST(Parity, FrozenParametersStayAndTheOthersAgree) {
 TEST(Parity, RanksThatHoldOnlyPadding) {
   constexpr int kRanks = 16;
   const ModelLayout layout = make_layout(make_gpt(small_gpt()), {}, kRanks);
-  const FlatParameter& head = layout.units.back().trainable;
+  const FlatParameter& head = layout.units.back().flats.front();
   ASSERT_LE(head.numel, 2 * head.padded_numel / kRanks);
   const SmallResult expected = train(reference(kRanks));
   expect_same(expected, train({.ranks = kRanks, .strategy = "full_shard", .steps = kSteps}));

@@ -23,10 +23,9 @@ ModelLayout chain(int units, int world_size) {
   ModelLayout layout;
   for (int u = 0; u < units; ++u) {
     const std::string name = "h." + std::to_string(u);
-    Unit unit{.name = name, .trainable = {}, .frozen = {}};
-    unit.trainable = one_tensor(name + ".weight", kFlatAlignment * world_size);
-    layout.units.push_back(std::move(unit));
-    layout.layers.push_back({name, {{.unit = u, .trainable = true, .tensor = 0}}, true});
+    layout.units.push_back(
+        {.name = name, .flats = {one_tensor(name + ".weight", kFlatAlignment * world_size)}});
+    layout.layers.push_back({name, {{.unit = u, .flat = 0, .tensor = 0}}, true});
   }
   return layout;
 }
@@ -339,10 +338,10 @@ TEST(Plan, EqualUnitsShareARingOfSlots) {
       const int kept = 1 + std::max(0, depth - 2);
       EXPECT_EQ(slots(s, Role::kParameter),
                 std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1 + kept),
-                                          s.units[0].trainable_numel));
-      EXPECT_EQ(slots(s, Role::kGradient),
-                std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1),
-                                          s.units[0].trainable_numel));
+                                          s.units[0].numel(true)));
+      EXPECT_EQ(
+          slots(s, Role::kGradient),
+          std::vector<std::int64_t>(static_cast<std::size_t>(depth + 1), s.units[0].numel(true)));
     }
   }
 }
@@ -352,13 +351,12 @@ TEST(Plan, SmallUnitsSitInBigSlotsAndNeverTheOtherWayRound) {
       [](const Schedule& s, const std::string& what) {
         std::int64_t largest = 0;
         for (const ScheduleUnit& unit : s.units) {
-          largest = std::max(largest, unit.trainable_numel + unit.frozen_numel);
+          largest = std::max(largest, unit.numel(true) + unit.numel(false));
         }
         for (const Action& a : s.actions) {
           if (!unshards(s, a)) continue;
           const ScheduleUnit& unit = s.units[static_cast<std::size_t>(unit_of(a))];
-          EXPECT_LE(unit.trainable_numel + unit.frozen_numel, s.buffer(a.writes.front()).numel)
-              << what;
+          EXPECT_LE(unit.numel(true) + unit.numel(false), s.buffer(a.writes.front()).numel) << what;
         }
         for (const std::int64_t slot : slots(s, Role::kParameter)) EXPECT_LE(slot, largest) << what;
       },
@@ -528,8 +526,7 @@ TEST(Plan, RefusesWhatCannotBePlanned) {
   options.placement.optimizer = {};
   expect_error(options, chain(2, 2), ErrorCode::kConfig, "placement");
   ModelLayout frozen = chain(2, 2);
-  for (LayerLayout& layer : frozen.layers) layer.parameters[0].trainable = false;
-  for (Unit& unit : frozen.units) std::swap(unit.trainable, unit.frozen);
+  for (Unit& unit : frozen.units) unit.flats[0].trainable = false;
   expect_error(options_for("full_shard", mesh), frozen, ErrorCode::kConfig, "nothing to train");
 }
 

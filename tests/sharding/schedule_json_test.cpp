@@ -39,7 +39,7 @@ TEST(ScheduleJson, ReadsBackAnyName) {
   const char* const names[] = {"-", "two words\n", "", "+a=b/shard \\2d \"quoted\"", "größe"};
   for (std::size_t i = 0; i < layout.units.size(); ++i) {
     layout.units[i].name = layout.layers[i].name = names[i];
-    layout.units[i].trainable.tensors[0].spec.name = names[i];
+    layout.units[i].flats[0].tensors[0].spec.name = names[i];
   }
   const Strategy& strategy = find_strategy("full_shard");
   const Schedule s = plan(layout, {.mesh = {1, 2}, .placement = strategy.placement});
@@ -51,8 +51,8 @@ TEST(ScheduleJson, NamesFieldsAndOperands) {
   EXPECT_EQ(json["purpose"], "train");
   EXPECT_EQ(json["mesh"]["shard"], 2);
   EXPECT_EQ(json["placement"]["optimizer"], "shard");
-  EXPECT_EQ(json["units"][2]["frozen_numel"], 2 * frozen_per_rank(2));
-  EXPECT_EQ(json["units"][0]["parts"][0]["layers"], Json({"head", "embedding"}));
+  EXPECT_EQ(json["units"][2]["flats"][1]["numel"], 2 * frozen_per_rank(2));
+  EXPECT_EQ(json["units"][0]["flats"][0]["parts"][0]["layers"], Json({"head", "embedding"}));
   EXPECT_EQ(json["layers"][4]["forward_reads"], Json({"head", "embedding"}));
   EXPECT_EQ(json["buffers"][0]["name"], "embedding.parameter");
   EXPECT_EQ(json["buffers"][0]["persistent"], true);

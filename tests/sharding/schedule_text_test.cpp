@@ -24,9 +24,13 @@ Schedule small_schedule() {
   s.parameter_dtype = kBf16;
   s.policy.recompute = Recompute::kSelective;
   s.optimizer_tensors = {{"momentum"}};
-  s.units = {{"embedding", 1280, 0, {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}},
-             {"h.0", 128, 256, {{"h.0.weight", 4, {1}}}}};
-  s.layers = {{"embedding", {0}, {}, {0}}, {"h.0", {1}, {1}, {1}}, {"head", {0}, {0}, {0}}};
+  s.units = {{"embedding",
+              {{.format = kBf16, .numel = 1280, .parts = {{"wte", 1, {2, 0}}, {"wpe", 1, {0}}}}}},
+             {"h.0",
+              {{.format = kBf16, .numel = 128, .parts = {{"h.0.weight", 4, {1}}}},
+               {.name = "frozen", .trainable = false, .format = kBf16, .numel = 256}}}};
+  s.layers = {
+      {"embedding", {0}, {}, {{0, 0}}}, {"h.0", {1}, {1}, {{1, 0}}}, {"head", {0}, {0}, {{0, 0}}}};
   const auto state = [&](const char* name, Role role, int unit, DType format, std::int64_t numel,
                          const char* tensor = "") {
     s.buffers.push_back({.name = name,
@@ -41,7 +45,8 @@ Schedule small_schedule() {
   };
   state("embedding.parameter", Role::kParameter, 0, kBf16, 640);
   state("h.0.parameter", Role::kParameter, 1, kBf16, 64);
-  state("h.0.frozen", Role::kFrozen, 1, kBf16, 128);
+  state("h.0.frozen", Role::kParameter, 1, kBf16, 128);
+  s.buffers.back().flat = 1;
   state("h.0.master", Role::kMaster, 1, kFp32, 64);
   state("h.0.momentum", Role::kOptimizer, 1, kFp32, 64, "momentum");
   const auto add = [&](const char* name, BufferKind kind, Role role, DType format,
@@ -151,10 +156,16 @@ policy                overlap_optimizer     no
 policy                reduction_order       rank
 policy                optimizer_tensors     momentum fp32 1
 
-# What is gathered and released together, in elements with padding.
-# unit  name       trainable  frozen
-unit    embedding       1280       0
-unit    h.0              128     256
+# What is gathered and released together.
+# unit  name
+unit    embedding
+unit    h.0
+
+# Flat parameters of units, in elements with padding.
+# flat  unit       name       format  numel           decoded
+flat    embedding  parameter  bf16     1280  trained
+flat    h.0        parameter  bf16      128  trained
+flat    h.0        frozen     bf16      256  frozen
 
 # Layers in order, and the units that they touch.
 # layer  name          forward reads     backward reads     backward writes gradients
@@ -170,23 +181,23 @@ part    h.0        h.0.weight          4  |  h.0
 
 # Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The memory of
 # activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.
-# buffer  name                 kind                 role                 of         at  format  sharded  numel  tier    kept
-buffer    embedding.parameter  state                parameter            embedding  -   bf16    shard      640  device  persistent
-buffer    h.0.parameter        state                parameter            h.0        -   bf16    shard       64  device  persistent
-buffer    h.0.frozen           state                frozen               h.0        -   bf16    shard      128  device  persistent
-buffer    h.0.master           state                master               h.0        -   fp32    shard       64  device  persistent
-buffer    h.0.momentum         state                optimizer:momentum   h.0        -   fp32    shard       64  device  persistent
-buffer    h.0.gradient         gradient             gradient             h.0        -   fp32    shard       64  device  step
-buffer    p0                   slot                 parameter            -          -   bf16    none      1280  device  step
-buffer    g0                   slot                 gradient             -          -   bf16    none      1280  device  step
-buffer    tokens               tokens               scalars              -          -   int64   none         1  device  step
-buffer    loss                 loss                 scalars              -          -   int64   none        28  device  step
-buffer    norm                 norm                 scalars              -          -   int64   none        28  device  step
-buffer    results              results              scalars              -          -   fp64    none         2  device  step
-buffer    x.embedding.m0       activation           activation           embedding  m0  bf16    none         0  device  step
-buffer    x.h.0.m0             activation           activation           h.0        m0  bf16    none         0  device  step
-buffer    d.embedding.m0       activation-gradient  activation-gradient  embedding  m0  bf16    none         0  device  step
-buffer    d.h.0.m0             activation-gradient  activation-gradient  h.0        m0  bf16    none         0  device  step
+# buffer  name                 kind                 role                 of          at  format  sharded  numel  tier    kept
+buffer    embedding.parameter  state                parameter            embedding   -   bf16    shard      640  device  persistent
+buffer    h.0.parameter        state                parameter            h.0         -   bf16    shard       64  device  persistent
+buffer    h.0.frozen           state                parameter            h.0+frozen  -   bf16    shard      128  device  persistent
+buffer    h.0.master           state                master               h.0         -   fp32    shard       64  device  persistent
+buffer    h.0.momentum         state                optimizer:momentum   h.0         -   fp32    shard       64  device  persistent
+buffer    h.0.gradient         gradient             gradient             h.0         -   fp32    shard       64  device  step
+buffer    p0                   slot                 parameter            -           -   bf16    none      1280  device  step
+buffer    g0                   slot                 gradient             -           -   bf16    none      1280  device  step
+buffer    tokens               tokens               scalars              -           -   int64   none         1  device  step
+buffer    loss                 loss                 scalars              -           -   int64   none        28  device  step
+buffer    norm                 norm                 scalars              -           -   int64   none        28  device  step
+buffer    results              results              scalars              -           -   fp64    none         2  device  step
+buffer    x.embedding.m0       activation           activation           embedding   m0  bf16    none         0  device  step
+buffer    x.h.0.m0             activation           activation           h.0         m0  bf16    none         0  device  step
+buffer    d.embedding.m0       activation-gradient  activation-gradient  embedding   m0  bf16    none         0  device  step
+buffer    d.h.0.m0             activation-gradient  activation-gradient  h.0         m0  bf16    none         0  device  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
 # read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
@@ -249,8 +260,9 @@ Schedule with_odd_names() {
         "0", "\\", "\\2d",       "two words", "",   "\t\n", "h.0/attn,c:x", "größe", "\x01\x7f",
         " ", "+",  "+a=b/shard", "*",         "*x", "x.",   "d.m0",         "x..m0"}) {
     const int unit = static_cast<int>(s.units.size());
-    s.units.push_back({name, 64, 0, {{name, 1, {unit}}}});
-    s.layers.push_back({name, {unit}, {unit}, {unit}});
+    s.units.push_back({name, {{.numel = 64, .parts = {{name, 1, {unit}}}}}});
+    s.units.back().flats.push_back({.name = name, .format = DType::kBFloat16, .numel = 64});
+    s.layers.push_back({name, {unit}, {unit}, {{unit, unit % 2}}});
     s.buffers.push_back({.name = name, .role = Role::kParameter, .unit = unit, .numel = 64});
   }
   s.buffers.push_back({.name = "p0", .role = Role::kParameter, .numel = 64});
@@ -264,7 +276,7 @@ Schedule with_odd_names() {
   }
   for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
     s.actions.push_back({.operation = &operations::kForward,
-                         .reads = {{unit, unit}, {slot, unit}},
+                         .reads = {{unit, unit}, {.buffer = slot, .unit = unit, .flats = {0, 1}}},
                          .writes = {{.buffer = slot + 1 + unit}},
                          .layer = unit,
                          .micro_step = 0});
@@ -275,7 +287,7 @@ Schedule with_odd_names() {
   s.layers.push_back({"everything", {}, {}, {}});
   for (int unit = 0; unit < static_cast<int>(s.units.size()); ++unit) {
     s.layers.back().forward_reads.push_back(unit);
-    s.layers.back().gradients.push_back(unit);
+    s.layers.back().gradients.push_back({unit, 0});
   }
   return s;
 }
@@ -369,9 +381,12 @@ TEST(ScheduleText, RefusesTextsThatEndEarly) {
 }
 
 TEST(ScheduleText, RefusesBadItems) {
-  expect_refused("unit    h.0  ", "unit embedding  ", "the name 'embedding' is taken");
-  expect_refused("   128     256", "   128", "the number of frozen elements is missing");
-  expect_refused("unit    h.0 ", "unit h\\zz ", "must be followed by two of 0-9 and a-f");
+  expect_refused("unit    h.0\n", "unit embedding\n", "the name 'embedding' is taken");
+  expect_refused("     128  trained", "     128", "'frozen' is missing at the end");
+  expect_refused("h.0        frozen     bf16 ", "h.0 parameter bf16 ",
+                 "the name 'parameter' is taken");
+  expect_refused("h.0+frozen", "h.0+thawed", "unit 'h.0' has no flat parameter 'thawed'");
+  expect_refused("unit    h.0\n", "unit h\\zz\n", "must be followed by two of 0-9 and a-f");
   expect_refused("|  -  ", "|  h.1  ", "there is no unit 'h.1'");
   expect_refused("|  -               |  embedding", "|  -", "'|' is missing at the end");
   expect_refused("|  -  ", "|  - h.0  ", "'h.0' where '|' belongs");
@@ -385,11 +400,11 @@ TEST(ScheduleText, RefusesBadItems) {
                  "unknown role 'mistress'");
   expect_refused("state                master", "state   activation-gradients",
                  "unknown role 'activation-gradients'");
-  expect_refused("h.0        -   fp32    shard       64  device  persistent",
+  expect_refused("h.0         -   fp32    shard       64  device  persistent",
                  "h.1        -   fp32    shard       64  device  persistent",
                  "there is no unit 'h.1'");
-  expect_refused("h.0        m0  bf16", "h.1 m0 bf16", "there is no layer 'h.1'");
-  expect_refused("h.0        m0  bf16", "h.0 n0 bf16", "'n0' is not 'm' and a number");
+  expect_refused("h.0         m0  bf16", "h.1 m0 bf16", "there is no layer 'h.1'");
+  expect_refused("h.0         m0  bf16", "h.0 n0 bf16", "'n0' is not 'm' and a number");
   expect_refused("1280  device  step", "1280  device  now", "'now' where 'step' belongs");
   expect_refused("1280  device  step", "1280  device", "'step' is missing at the end");
 }

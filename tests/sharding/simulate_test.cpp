@@ -29,7 +29,8 @@ struct Costs {
     if (action.operation == &operations::kForward) return kForwardSeconds;
     if (action.operation == &operations::kLoss) return kLossSeconds;
     if (action.operation == &operations::kBackward) {
-      return kBackwardSeconds + (schedule.policy.recompute == Recompute::kFull ? kForwardSeconds : 0.0);
+      return kBackwardSeconds +
+             (schedule.policy.recompute == Recompute::kFull ? kForwardSeconds : 0.0);
     }
     if (unshards(schedule, action)) {
       return unit_of(action) % 2 == 1 && unshard_odd >= 0.0 ? unshard_odd : unshard;

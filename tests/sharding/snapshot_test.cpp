@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "support/chain_run.h"
+#include "support/small_layout.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/schedule_json.h"
 
@@ -61,8 +62,8 @@ TEST(Snapshot, HoldsEveryStateTensorOnceOverAllRanks) {
     const ChainRun chain = with_snapshots(run);
     std::int64_t trainable = 0, frozen = 0;
     for (const Unit& unit : chain.layout.units) {
-      trainable += unit.trainable.padded_numel;
-      frozen += unit.frozen.padded_numel;
+      trainable += flat_named(unit, "parameter").padded_numel;
+      frozen += flat_named(unit, "frozen").padded_numel;
     }
     const std::int64_t width = run.dtype == DType::kFloat32 ? 4 : 2;
     const std::int64_t rounded = run.stochastic_rounding ? 2 : 0;
@@ -80,8 +81,7 @@ TEST(Snapshot, HoldsEveryStateTensorOnceOverAllRanks) {
 
 /// This rank's part of a state tensor if all axes shard it.
 std::string own_part(const TrainingState& state, const StateTensor& tensor) {
-  const Unit& unit = state.layout().units[static_cast<std::size_t>(tensor.unit)];
-  const FlatParameter& flat = tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
+  const FlatParameter& flat = state.flat(tensor);
   const Range own =
       state.nesting().range(flat.padded_numel, state.nesting().all_axes(), state.rank());
   const TensorView view = tensor.view.narrow(0, own.begin - tensor.range.begin, own.numel);
@@ -227,7 +227,7 @@ TEST_F(ABrokenSnapshot, ThatCopiesAfterTheUpdateIsRefused) {
 TEST_F(ABrokenSnapshot, ThatIsKeptAsStateIsRefused) {
   schedule_.buffers[static_cast<std::size_t>(schedule_.find("l0.frozen@snapshot"))].persistent =
       true;
-  EXPECT_THAT(refusal(), HasSubstr("l0.frozen@snapshot is the second frozen buffer"));
+  EXPECT_THAT(refusal(), HasSubstr("l0.frozen@snapshot is the second parameter buffer"));
 }
 
 TEST(Snapshot, IsTakenBesideStepsThatTrainOnly) {

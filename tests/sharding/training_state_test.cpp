@@ -72,13 +72,13 @@ TEST(TrainingState, NamesItsTensorsAndTheirRoles) {
       list(DType::kFloat32),
       ElementsAre("l0.parameter parameter 0 fp32 none", "l0.first-moment optimizer 0 fp32 shard",
                   "l0.second-moment optimizer 0 fp32 shard", "l1.parameter parameter 1 fp32 none",
-                  "l1.frozen frozen 1 fp32 none", "l1.first-moment optimizer 1 fp32 shard",
+                  "l1.frozen parameter 1 fp32 none", "l1.first-moment optimizer 1 fp32 shard",
                   "l1.second-moment optimizer 1 fp32 shard"));
   EXPECT_THAT(list(DType::kBFloat16),
               ElementsAre("l0.parameter parameter 0 bf16 none", "l0.master master 0 fp32 shard",
                           "l0.first-moment optimizer 0 fp32 shard",
                           "l0.second-moment optimizer 0 fp32 shard",
-                          "l1.parameter parameter 1 bf16 none", "l1.frozen frozen 1 bf16 none",
+                          "l1.parameter parameter 1 bf16 none", "l1.frozen parameter 1 bf16 none",
                           "l1.master master 1 fp32 shard", "l1.first-moment optimizer 1 fp32 shard",
                           "l1.second-moment optimizer 1 fp32 shard"));
 }
@@ -101,8 +101,7 @@ TEST(TrainingState, OfAllRanksCoversEveryElementEquallyOften) {
     for (int r = 0; r < ranks; ++r) {
       const StateOf rank(layout, options, r);
       for (const StateTensor& tensor : rank.state) {
-        const Unit& unit = layout.units[static_cast<std::size_t>(tensor.unit)];
-        const FlatParameter& flat = tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
+        const FlatParameter& flat = rank.state.flat(tensor);
         EXPECT_EQ(tensor.view.numel(), tensor.range.numel);
         EXPECT_EQ(tensor.view.dtype, tensor.format);
         std::vector<int>& times = covered[tensor.name];
@@ -144,8 +143,7 @@ TEST(TrainingState, HasItsParametersInPieces) {
     const StateOf any(layout, options, 0);
     for (const auto& [names, numel] : elements) {
       const StateTensor& tensor = any.state.at(names.first);
-      const Unit& unit = layout.units[static_cast<std::size_t>(tensor.unit)];
-      const FlatParameter& flat = tensor.role == Role::kFrozen ? unit.frozen : unit.trainable;
+      const FlatParameter& flat = any.state.flat(tensor);
       const auto found = std::ranges::find_if(
           flat.tensors,
           [&, &name = names.second](const FlatTensor& of) { return of.spec.name == name; });
@@ -162,10 +160,10 @@ TEST(TrainingState, FindsItsTensors) {
   const ModelLayout layout = make_layout(model, {}, 2);
   const StateOf rank(layout, options_of("full_shard", {1, 2}, DType::kFloat32), 0);
   EXPECT_EQ(rank.state.at("l1.frozen").name, "l1.frozen");
-  EXPECT_EQ(rank.state.find(Role::kFrozen, 1), &rank.state.at("l1.frozen"));
-  EXPECT_EQ(rank.state.find(Role::kFrozen, 0), nullptr);
-  EXPECT_EQ(rank.state.find(Role::kMaster, 0), nullptr) << "fp32 parameters are their own";
-  EXPECT_EQ(rank.state.find(Role::kParameter, 7), nullptr);
+  EXPECT_EQ(rank.state.find(Role::kParameter, {1, 1}), &rank.state.at("l1.frozen"));
+  EXPECT_EQ(rank.state.find(Role::kParameter, {0, 1}), nullptr);
+  EXPECT_EQ(rank.state.find(Role::kMaster, {0, 0}), nullptr) << "fp32 parameters are their own";
+  EXPECT_EQ(rank.state.find(Role::kParameter, {7, 0}), nullptr);
   EXPECT_THAT(error_of([&] { rank.state.at("l1.first_moment"); }),
               HasSubstr("no tensor 'l1.first_moment'; did you mean 'l1.first-moment'?"));
   EXPECT_THAT(error_of([&] { rank.state.at(""); }), HasSubstr("no tensor ''"));
@@ -176,10 +174,10 @@ TEST(TrainingState, HasTheMastersOfItsOptimizersPart) {
   const ModelLayout layout = make_layout(model, {}, 2);
   const StateOf fp32(layout, options_of("zero1", {1, 2}, DType::kFloat32), 1);
   const StateTensor& parameter = fp32.state.at("l0.parameter");
-  EXPECT_EQ(fp32.state.master(0).numel(), parameter.view.numel() / 2);
-  EXPECT_EQ(fp32.state.master(0).data, parameter.view.data + parameter.view.bytes() / 2);
+  EXPECT_EQ(fp32.state.master({0, 0}).numel(), parameter.view.numel() / 2);
+  EXPECT_EQ(fp32.state.master({0, 0}).data, parameter.view.data + parameter.view.bytes() / 2);
   const StateOf bf16(layout, options_of("zero1", {1, 2}, DType::kBFloat16), 1);
-  EXPECT_EQ(bf16.state.master(0).data, bf16.state.at("l0.master").view.data);
+  EXPECT_EQ(bf16.state.master({0, 0}).data, bf16.state.at("l0.master").view.data);
 }
 
 TEST(TrainingState, IsReadAndWrittenByElements) {

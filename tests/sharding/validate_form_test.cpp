@@ -102,7 +102,7 @@ TEST(ValidateForm, RejectsContradictoryHeaders) {
   expect([](Schedule& s) { s.mesh.shard = 1; }, "names axis shard, which has size 1");
   expect([](Schedule& s) { s.placement.gradient = {}; }, "no more axes than gradients");
   expect([](Schedule& s) { s.micro_steps = 0; }, "0 micro-steps");
-  expect([](Schedule& s) { s.units[1].trainable_numel = 3; },
+  expect([](Schedule& s) { s.units[1].flats[0].numel = 3; },
          "cannot be divided evenly among 2 ranks");
   expect([](Schedule& s) { s.units[1].name = s.units[0].name; }, "two units are named embedding");
   expect([](Schedule& s) { s.layers[1].name = s.layers[0].name; }, "two layers are named");
@@ -110,7 +110,7 @@ TEST(ValidateForm, RejectsContradictoryHeaders) {
   expect([](Schedule& s) { s.layers[1].forward_reads = {1, 1}; }, "lists a unit twice");
   expect([](Schedule& s) { s.first_backward_layer = 5; }, "is not one of the 5 layers");
   expect([](Schedule& s) { s.first_backward_layer = 2; }, "writes gradients but has no backward");
-  expect([](Schedule& s) { s.units[1].trainable_numel = 0; }, "nothing to train");
+  expect([](Schedule& s) { s.units[1].flats[0].trainable = false; }, "nothing to train");
 }
 
 TEST(ValidateForm, RejectsPartsThatOtherLayersContributeTo) {
@@ -119,10 +119,11 @@ TEST(ValidateForm, RejectsPartsThatOtherLayersContributeTo) {
     change(s);
     expect_breaks(s, Rule::kForm, says);
   };
-  expect([](Schedule& s) { s.units[1].parts[0].layers = {2}; },
+  expect([](Schedule& s) { s.units[1].flats[0].parts[0].layers = {2}; },
          "part h.0.weight of unit h.0 names a layer that does not write it");
-  expect([](Schedule& s) { s.units[1].parts[0].layers = {9}; }, "a layer that does not write it");
-  expect([](Schedule& s) { s.units[1].parts.clear(); },
+  expect([](Schedule& s) { s.units[1].flats[0].parts[0].layers = {9}; },
+         "a layer that does not write it");
+  expect([](Schedule& s) { s.units[1].flats[0].parts.clear(); },
          "a layer writes the gradient of unit h.0 but contributes to none of its parts");
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,7 +29,7 @@ namespace {
 struct Ring {
   Role role = Role::kParameter;
   DType format = DType::kFloat32;
-  auto operator<=>(const Ring&) const = default;
+  bool operator==(const Ring&) const = default;
 
   bool is_decoded() const { return role == Role::kDecoded; }
 };
@@ -237,7 +238,9 @@ void Prefetch::move_parameters() {
   for (const auto& [ring, use] : uses_) {
     if (std::ranges::find(rings, ring) == rings.end()) rings.push_back(ring);
   }
-  std::ranges::sort(rings);
+  std::ranges::sort(rings, {}, [](const Ring& ring) {  // quantised ones after others
+    return std::tuple(ring.is_decoded(), ring.format == DType::kUInt8, ring.format);
+  });
   for (const Ring& ring : rings) {
     Residencies residencies(schedule_, ring, passes_);
     for (auto& [of, use] : uses_) {
