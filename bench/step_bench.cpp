@@ -150,12 +150,12 @@ Times measure(const Options& o) {
   const Model model = make_gpt(gpt);
   const RandomTokens source(o.length, gpt.vocab_size);
   const Strategy& strategy = find_strategy(o.strategy);
-  const ModelLayout layout = make_layout(model, {}, o.ranks);
-  const Schedule schedule =
-      plan(layout, {.mesh = make_mesh(o.ranks, default_replicas(strategy, o.ranks)),
-                    .placement = strategy.placement,
-                    .reshard_after_forward = strategy.reshard_after_forward,
-                    .parameter_dtype = o.dtype()});
+  const Mesh mesh = make_mesh(o.ranks, default_replicas(strategy, o.ranks));
+  const ModelLayout layout = make_layout(model, {}, flat_parts(mesh));
+  const Schedule schedule = plan(layout, {.mesh = mesh,
+                                          .placement = strategy.placement,
+                                          .reshard_after_forward = strategy.reshard_after_forward,
+                                          .parameter_dtype = o.dtype()});
   const std::vector<GemmArgs> gemms = record_gemms(model, source, o.micro_batch, o.dtype());
   Times times;
   launch_ranks(make_thread_group(o.ranks), [&](int rank, ProcessGroup& world) {

@@ -633,7 +633,7 @@ std::span<const float> Executor::Impl::gather_flat(int unit, bool trainable,
   const StateTensor& tensor = *(!trainable          ? state_.find(Role::kFrozen, unit)
                                 : master != nullptr ? master
                                                     : state_.find(Role::kParameter, unit));
-  const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
+  const Range finest = nesting.range(numel, nesting.state_axes(), state_.rank());
   const TensorView mine = tensor.view.narrow(0, finest.begin - tensor.range.begin, finest.numel);
   ProcessGroup* const control = groups_.control();
   const std::int64_t ranks = control != nullptr ? control->size() : 1;
@@ -660,7 +660,7 @@ std::vector<std::byte> Executor::Impl::gather_quantized(int unit) {
   Stream& stream = lanes_.of(Lane::kReduce);
   const ShardNesting& nesting = state_.nesting();
   const StateTensor& tensor = *state_.find(Role::kQuantized, unit);
-  const Range finest = nesting.range(bytes, nesting.all_axes(), state_.rank());
+  const Range finest = nesting.range(bytes, nesting.state_axes(), state_.rank());
   const std::int64_t offset = finest.begin - tensor.range.begin;
   const TensorView mine = tensor.view.narrow(0, offset, finest.numel);
   ProcessGroup* const control = groups_.control();

@@ -119,7 +119,7 @@ void write_gradients(ContentWalk& walk, const Action& action) {
         ", or contributions are rounded differently");
     walk.write(*operand, {.role = Role::kGradient,
                           .unit = unit,
-                          .partial = walk.all_axes(),
+                          .partial = walk.gradient_axes(),
                           .begin = contribution,
                           .end = contribution + 1,
                           .open = true});
@@ -602,8 +602,9 @@ void norm_partial(ContentWalk& walk, const Action& action) {
   }
   require_complete(walk, gradient);
   walk.require_that(
-      gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
-      walk.unit_name(gradient.unit), ", sharded over ", [&] { return to_string(walk.all_axes()); },
+      gradient.sharded == walk.gradient_axes(), "ranks must read different parts of ",
+      walk.unit_name(gradient.unit), ", sharded over ",
+      [&] { return to_string(walk.gradient_axes()); },
       ", or elements count more than once in the norm");
   char& normed = walk.normed()[static_cast<std::size_t>(gradient.unit)];
   walk.require_that(normed == 0, "the norm of ", walk.unit_name(gradient.unit),

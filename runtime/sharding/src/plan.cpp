@@ -129,13 +129,13 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   schedule.reduce_dtype = options.reduce_dtype;
   schedule.micro_steps = options.micro_steps;
   schedule.recompute = options.policy.recompute;
-  const int ranks = options.mesh.world_size();
+  const int parts = flat_parts(options.mesh);
   for (const Unit& unit : layout.units) {
     for (const FlatParameter* flat : {&unit.trainable, &unit.frozen, &unit.quantized}) {
-      require(flat->padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
+      require(flat->padded_numel % (parts * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
               "unit '", unit.name, "' is padded to ", flat->padded_numel,
-              " elements, which cannot be divided among ", ranks,
-              " ranks; make the layout for as many ranks as the mesh has");
+              " elements, which cannot be cut into ", parts,
+              " parts; make the layout for flat_parts() of the mesh");
     }
     schedule.units.push_back({.name = unit.name,
                               .trainable_numel = unit.trainable.padded_numel,
@@ -320,7 +320,7 @@ GradientRoute::GradientRoute(const Schedule& schedule, const ModelLayout& layout
       reduce_dtype(options.reduce_dtype),
       micro_steps(options.micro_steps),
       on_host(last_trained_units(layout, options.offload_gradients)),
-      all_axes(ShardNesting(schedule.mesh, schedule.placement).all_axes()),
+      all_axes(ShardNesting(schedule.mesh, schedule.placement).gradient_axes()),
       optimizer_axes(schedule.placement.optimizer) {
   if (every) buffer_axes = by_rank ? optimizer_axes : schedule.placement.gradient;
   if (by_rank || optimizer_axes.empty()) {

@@ -80,12 +80,12 @@ std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& call
 }  // namespace
 
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
-  return make_layout(model, options.wrap, options.ranks,
+  return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
                      flat_alignment(optimizer_tensors(options.optimizer)));
 }
 
 PlanOptions plan_options(const TrainerOptions& options) {
-  return {.mesh = {.replicate = options.replicas, .shard = options.ranks / options.replicas},
+  return {.mesh = mesh_of(options),
           .placement = *options.placement,
           .reshard_after_forward = *options.reshard_after_forward,
           .reduction_order = options.reduction_order,

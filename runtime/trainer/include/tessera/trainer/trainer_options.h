@@ -211,6 +211,10 @@ int ranks_on_host(const TrainerOptions& options);
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
 
+/// How the run's ranks are arranged; where `replicas` is 0, as if it were 1. Throws Error{kConfig}
+/// if replicas do not divide ranks.
+Mesh mesh_of(const TrainerOptions& options);
+
 /// What `strategy` and `trainable_strategy` say.
 Placement placement_of(const TrainerOptions& options);
 
