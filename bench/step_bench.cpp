@@ -35,6 +35,7 @@
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/trainer/launch.h"
 
 namespace tessera::bench {
@@ -231,7 +232,9 @@ void report_breakdown(const Times& t) {
 
 void report(const Options& o, const Times& t) {
   const double step = median(t.steps);
-  const double tokens = static_cast<double>(o.ranks * o.micro_batch * o.length) / step;
+  const std::int64_t samples =
+      divide_samples(make_mesh(o.ranks, 1), 1, o.micro_batch).samples_per_step();
+  const double tokens = static_cast<double>(samples * o.length) / step;
   if (o.json) return report_json(o, t, tokens);
   const auto [fastest, slowest] = std::ranges::minmax(t.steps);
   std::printf(

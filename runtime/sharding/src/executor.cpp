@@ -24,6 +24,7 @@
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/sharding/step_context.h"
 
 namespace tessera {
@@ -482,11 +483,11 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
   const Schedule& schedule = programs_.at(number)->schedule;
   require(schedule.purpose == Purpose::kEvaluate, ErrorCode::kInvalidArgument,
           "this schedule trains; evaluation needs one that was planned for it");
-  const std::int64_t per_step =
-      options_.micro_batch * schedule.micro_steps * schedule.mesh.world_size();
+  const std::int64_t steps =
+      divide_samples(schedule.mesh, schedule.micro_steps, options_.micro_batch).steps_for(samples);
   std::array<std::int64_t, kExactSumWords> losses{};
   StepResult result;
-  for (std::int64_t step = 0; step * per_step < samples; ++step) {
+  for (std::int64_t step = 0; step < steps; ++step) {
     begin_step(
         step, [](std::int64_t) { return 0.0; }, number);
     result.items += finish_step().items;

@@ -131,6 +131,10 @@ Mesh mesh_of(const TrainerOptions& options) {
   return make_mesh(options.ranks, std::max(options.replicas, 1));
 }
 
+SampleDivision sample_division(const TrainerOptions& options) {
+  return divide_samples(mesh_of(options), options.accumulate, options.micro_batch);
+}
+
 Placement placement_of(const TrainerOptions& options) {
   const Placement own = find_strategy(options.strategy).placement;
   if (options.trainable_strategy.empty()) return own;

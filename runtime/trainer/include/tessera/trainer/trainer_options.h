@@ -21,6 +21,7 @@
 #include "tessera/sharding/learning_rate.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/sharding/training_state.h"
 #include "tessera/trainer/loss_scale_options.h"
 
@@ -214,6 +215,9 @@ TrainerOptions resolved(TrainerOptions options);
 /// How the run's ranks are arranged; where `replicas` is 0, as if it were 1. Throws Error{kConfig}
 /// if replicas do not divide ranks.
 Mesh mesh_of(const TrainerOptions& options);
+
+/// How the run's samples are divided; replicas do not matter.
+SampleDivision sample_division(const TrainerOptions& options);
 
 /// What `strategy` and `trainable_strategy` say.
 Placement placement_of(const TrainerOptions& options);
