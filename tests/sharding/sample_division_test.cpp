@@ -73,6 +73,15 @@ TEST(SampleDivision, PlacesAreNumberedInCuttingOrder) {
   EXPECT_EQ(sample_stride(nesting, Axis::kReplicate), 1);
 }
 
+TEST(SampleDivision, OtherRanksShareAStepOnlyEvenly) {
+  const SampleDivision division = divide_samples(grid(1, 4), 3, 5);
+  EXPECT_EQ(division.micro_steps_among(4), 3);
+  EXPECT_EQ(division.micro_steps_among(2), 6);
+  EXPECT_EQ(division.micro_steps_among(3), 4);
+  EXPECT_EQ(division.micro_steps_among(5), std::nullopt);
+  EXPECT_EQ(divide_samples(grid(2, 2), 1, 5).micro_steps_among(3), std::nullopt);
+}
+
 TEST(SampleDivision, StepsThatReadSoManySamples) {
   const SampleDivision division = divide_samples(grid(1, 2), 1, 3);
   EXPECT_EQ(division.steps_for(0), 0);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "tessera/sharding/layout.h"
 
@@ -26,6 +27,12 @@ struct SampleDivision {
   std::int64_t first_sample_of(std::int64_t step, std::int64_t micro_step,
                                std::int64_t place) const {
     return index_of(step, micro_step, place) * micro_batch;
+  }
+  /// In how many micro-steps `others` places read what a step reads; none if they cannot share it
+  /// evenly.
+  std::optional<std::int64_t> micro_steps_among(std::int64_t others) const {
+    if (micro_batches_per_step() % others != 0) return std::nullopt;
+    return micro_batches_per_step() / others;
   }
   /// Steps that it takes to read `samples` samples; the last one may read on beyond them.
   std::int64_t steps_for(std::int64_t samples) const {
