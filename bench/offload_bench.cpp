@@ -121,12 +121,13 @@ nlohmann::ordered_json measure_steps(const Options& options) {
   const GptConfig config = gpt_preset(options.model);
   const Model model = make_gpt(config);
   const RandomTokens source(options.length, config.vocab_size);
-  const ModelLayout layout = make_layout(model, {}, options.ranks);
   const Strategy& strategy = find_strategy(options.strategy);
+  const Mesh mesh = make_mesh(options.ranks, default_replicas(strategy, options.ranks));
+  const ModelLayout layout = make_layout(model, {}, flat_parts(mesh));
   const DType dtype = parse_dtype(options.precision);
   std::vector<Schedule> schedules;
   for (const Variant& variant : kVariants) {
-    PlanOptions planned{.mesh = make_mesh(options.ranks, default_replicas(strategy, options.ranks)),
+    PlanOptions planned{.mesh = mesh,
                         .placement = strategy.placement,
                         .reshard_after_forward = strategy.reshard_after_forward,
                         .parameter_dtype = dtype,

@@ -16,7 +16,7 @@ constexpr int kRanks = 16384;
 const ModelLayout& layout() {
   static const Model model = make_gpt(
       {.vocab_size = 50257, .context_length = 2048, .layers = 96, .heads = 96, .width = 12288});
-  static const ModelLayout made = make_layout(model, {}, kRanks);
+  static const ModelLayout made = make_layout(model, {}, flat_parts(make_mesh(kRanks, 1)));
   return made;
 }
 

@@ -62,9 +62,10 @@ void run(const Options& options) {
   const GptConfig config = gpt_preset(options.model);
   const Model model = make_gpt(config);
   const RandomTokens source(64, config.vocab_size);
-  const ModelLayout layout = make_layout(model, {}, options.ranks);
+  const Mesh mesh = make_mesh(options.ranks, 1);
+  const ModelLayout layout = make_layout(model, {}, flat_parts(mesh));
   const Strategy& strategy = find_strategy("full_shard");
-  const Schedule schedule = plan(layout, {.mesh = make_mesh(options.ranks, 1),
+  const Schedule schedule = plan(layout, {.mesh = mesh,
                                           .placement = strategy.placement,
                                           .reshard_after_forward = strategy.reshard_after_forward});
   std::vector<double> with, without, ratios;

@@ -35,6 +35,7 @@
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/trainer/launch.h"
 
 namespace tessera::bench {
@@ -150,12 +151,12 @@ Times measure(const Options& o) {
   const Model model = make_gpt(gpt);
   const RandomTokens source(o.length, gpt.vocab_size);
   const Strategy& strategy = find_strategy(o.strategy);
-  const ModelLayout layout = make_layout(model, {}, o.ranks);
-  const Schedule schedule =
-      plan(layout, {.mesh = make_mesh(o.ranks, default_replicas(strategy, o.ranks)),
-                    .placement = strategy.placement,
-                    .reshard_after_forward = strategy.reshard_after_forward,
-                    .parameter_dtype = o.dtype()});
+  const Mesh mesh = make_mesh(o.ranks, default_replicas(strategy, o.ranks));
+  const ModelLayout layout = make_layout(model, {}, flat_parts(mesh));
+  const Schedule schedule = plan(layout, {.mesh = mesh,
+                                          .placement = strategy.placement,
+                                          .reshard_after_forward = strategy.reshard_after_forward,
+                                          .parameter_dtype = o.dtype()});
   const std::vector<GemmArgs> gemms = record_gemms(model, source, o.micro_batch, o.dtype());
   Times times;
   launch_ranks(make_thread_group(o.ranks), [&](int rank, ProcessGroup& world) {
@@ -231,7 +232,9 @@ void report_breakdown(const Times& t) {
 
 void report(const Options& o, const Times& t) {
   const double step = median(t.steps);
-  const double tokens = static_cast<double>(o.ranks * o.micro_batch * o.length) / step;
+  const std::int64_t samples =
+      divide_samples(make_mesh(o.ranks, 1), 1, o.micro_batch).samples_per_step();
+  const double tokens = static_cast<double>(samples * o.length) / step;
   if (o.json) return report_json(o, t, tokens);
   const auto [fastest, slowest] = std::ranges::minmax(t.steps);
   std::printf(

@@ -203,7 +203,7 @@ class Checkpoints {
       make_gpt({.vocab_size = 11, .context_length = 4, .layers = 1, .heads = 1, .width = 4});
   const ModelLayout layout_ = make_layout(model_, {}, 2);
   const StateOptions options_{
-      .mesh = {.shard = 2},
+      .mesh = {{Axis::kShard, 2}},
       .placement = {
           .parameter = {Axis::kShard}, .gradient = {Axis::kShard}, .optimizer = {Axis::kShard}}};
   const std::unique_ptr<Device> device_ = make_cpu_device();

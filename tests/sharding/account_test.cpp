@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
@@ -18,6 +19,8 @@
 namespace tessera::account_test {
 namespace {
 
+using test::grid;
+using test::shape_of;
 using test::small_layout;
 
 constexpr std::int64_t kTrainable = 128 + 192 + 256 + 320 + 384;
@@ -44,15 +47,15 @@ struct Job {
   std::int64_t p() const { return static_cast<std::int64_t>(size_of(parameter_dtype)); }
   std::int64_t g() const { return static_cast<std::int64_t>(size_of(reduce_dtype)); }
   std::int64_t ranks() const { return mesh.world_size(); }
-  std::int64_t replicas() const { return mesh.replicate; }
-  std::int64_t shards() const { return mesh.shard; }
+  std::int64_t replicas() const { return mesh.size(Axis::kReplicate); }
+  std::int64_t shards() const { return mesh.size(Axis::kShard); }
   std::int64_t steps() const { return micro_steps; }
   /// Bytes of optimizer state per element: the master weights are the parameters if those are fp32.
   std::int64_t state() const { return parameter_dtype == DType::kFloat32 ? 8 : 12; }
   std::string text() const {
-    return concat(strategy, " on ", mesh.replicate, 'x', mesh.shard, ", ", micro_steps,
-                  " micro-steps, ", to_string(parameter_dtype), " and ", to_string(reduce_dtype),
-                  ", order ", to_string(order), accumulate_unsharded ? ", no_sync" : "");
+    return concat(strategy, " on ", shape_of(mesh), ", ", micro_steps, " micro-steps, ",
+                  to_string(parameter_dtype), " and ", to_string(reduce_dtype), ", order ",
+                  to_string(order), accumulate_unsharded ? ", no_sync" : "");
   }
 };
 
@@ -121,7 +124,7 @@ std::vector<Job> setups(const std::string& strategy) {
                                  {DType::kBFloat16, DType::kFloat32},
                                  {DType::kBFloat16, DType::kBFloat16}}) {
         list.push_back({.strategy = strategy,
-                        .mesh = {1, ranks},
+                        .mesh = grid(1, ranks),
                         .micro_steps = micro_steps,
                         .parameter_dtype = p,
                         .reduce_dtype = g});
@@ -134,10 +137,10 @@ std::vector<Job> setups(const std::string& strategy) {
 // Of replicas: both reduction orders.
 std::vector<Job> hybrid_setups(const std::string& strategy) {
   std::vector<Job> list;
-  for (const Mesh mesh : {Mesh{2, 2}, Mesh{2, 3}, Mesh{3, 2}}) {
+  for (const Mesh mesh : {grid(2, 2), grid(2, 3), grid(3, 2)}) {
     for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
       for (Job setup : setups(strategy)) {
-        if (setup.mesh.shard != 1) continue;  // dtypes and micro-steps only
+        if (setup.mesh.size(Axis::kShard) != 1) continue;  // dtypes and micro-steps only
         setup.mesh = mesh;
         setup.order = order;
         list.push_back(setup);
@@ -261,7 +264,7 @@ TEST(AccountTraffic, HybridShardsAddOneReductionAcrossReplicas) {
 TEST(AccountTraffic, HybridsByRankSendMoreThanHierarchicalOnlyWithMicroSteps) {
   const auto gradient_bytes = [](int micro_steps, ReductionOrder order) {
     const Job job{
-        .strategy = "hybrid_shard", .mesh = {2, 2}, .micro_steps = micro_steps, .order = order};
+        .strategy = "hybrid_shard", .mesh = grid(2, 2), .micro_steps = micro_steps, .order = order};
     const Schedule schedule = planned(job);
     const std::int64_t gathered =
         4 * kGatheredTwice * job.replicas() * (job.shards() - 1) * micro_steps;
@@ -423,7 +426,7 @@ TEST(AccountMemory, SchedulesOfOneStateShareTheirBuffers) {
   const auto planned_for = [](Purpose purpose, int depth) {
     const Strategy& strategy = find_strategy("full_shard");
     return plan(small_layout(4), {.purpose = purpose,
-                                  .mesh = {1, 4},
+                                  .mesh = grid(1, 4),
                                   .placement = strategy.placement,
                                   .reshard_after_forward = strategy.reshard_after_forward,
                                   .policy = {depth, depth}});
@@ -448,19 +451,21 @@ TEST(AccountMemory, SchedulesOfOneStateShareTheirBuffers) {
 TEST(AccountGradientSums, CountsWhatMicroStepsReadAndWrite) {
   const auto bytes = [](const Job& job) { return account_gradient_sums(planned(job)); };
   const DType bf16 = DType::kBFloat16;
-  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}}), 0);
+  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = grid(1, 1)}), 0);
   // Slot and sum are read, the sum is written; the first gradient lies there already.
-  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}, .micro_steps = 3}), 2 * 12 * kTrainable);
+  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = grid(1, 1), .micro_steps = 3}),
+            2 * 12 * kTrainable);
   EXPECT_EQ(bytes({.strategy = "full_shard",
-                   .mesh = {1, 4},
+                   .mesh = grid(1, 4),
                    .micro_steps = 3,
                    .accumulate_unsharded = true}),
             2 * 12 * 4 * kTrainable);
   // From bf16 slots: the first one is written to the sum, the others are added.
-  EXPECT_EQ(bytes({.strategy = "no_shard", .mesh = {1, 1}, .micro_steps = 3, .reduce_dtype = bf16}),
-            (6 + 2 * 10) * kTrainable);
+  EXPECT_EQ(
+      bytes({.strategy = "no_shard", .mesh = grid(1, 1), .micro_steps = 3, .reduce_dtype = bf16}),
+      (6 + 2 * 10) * kTrainable);
   // The reduction adds what each micro-step sends.
-  EXPECT_EQ(bytes({.strategy = "zero2", .mesh = {1, 4}, .micro_steps = 3}), 0);
+  EXPECT_EQ(bytes({.strategy = "zero2", .mesh = grid(1, 4), .micro_steps = 3}), 0);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ Schedule repeated(Schedule s, int index) {
 // --- Parameters ---
 
 TEST(ContentsOfParameters, FindsUseWithoutAnAllGather) {
-  const Schedule s = planned("full_shard", {1, 3});
+  const Schedule s = planned("full_shard", grid(1, 3));
   const int unshard = find(s, [&](const Action& a) { return unshards(s, a) && unit_of(a) == 1; });
   const std::string slot = s.name_of(slot_of(s, at(s, unshard)));
   expect_breaks(without(s, unshard), Rule::kContents,
@@ -40,7 +40,7 @@ TEST(ContentsOfParameters, FindsUseWithoutAnAllGather) {
 }
 
 TEST(ContentsOfParameters, FindsAReshardBeforeTheLastUse) {
-  const Schedule s = planned("shard_grad_op", {1, 3});
+  const Schedule s = planned("shard_grad_op", grid(1, 3));
   const int reshard = find_of(s, kReshard, 1);
   const int backward = find_pass(s, kBackward, 1);
   ASSERT_LT(backward, reshard);
@@ -50,7 +50,7 @@ TEST(ContentsOfParameters, FindsAReshardBeforeTheLastUse) {
 }
 
 TEST(ContentsOfParameters, FindsAMissingReshard) {
-  const Schedule s = planned("shard_grad_op", {1, 3});
+  const Schedule s = planned("shard_grad_op", grid(1, 3));
   const int reshard = find(s, kReshard);
   const std::string slot = s.name_of(slot_of(s, at(s, reshard)));
   const std::string unit = s.units[static_cast<std::size_t>(unit_of(at(s, reshard)))].name;
@@ -59,7 +59,7 @@ TEST(ContentsOfParameters, FindsAMissingReshard) {
 }
 
 TEST(ContentsOfParameters, FindsDoubleAllGathersAndReshards) {
-  const Schedule s = planned("full_shard", {1, 3});
+  const Schedule s = planned("full_shard", grid(1, 3));
   const int reshard = find(s, kReshard);
   const std::string slot = s.name_of(slot_of(s, at(s, reshard)));
   expect_breaks(repeated(s, reshard), Rule::kContents,
@@ -72,7 +72,7 @@ TEST(ContentsOfParameters, FindsDoubleAllGathersAndReshards) {
 }
 
 TEST(ContentsOfParameters, FindsAReshardOfAnotherUnitOrBuffer) {
-  const Schedule good = planned("full_shard", {1, 3});
+  const Schedule good = planned("full_shard", grid(1, 3));
   const auto expect = [&](const std::function<void(Operand&)>& change, const std::string& says) {
     Schedule s = good;
     change(at(s, find(good, kReshard)).writes[0]);
@@ -86,7 +86,7 @@ TEST(ContentsOfParameters, FindsAReshardOfAnotherUnitOrBuffer) {
 }
 
 TEST(ContentsOfParameters, FindsASlotTakenWhileHeld) {
-  Schedule s = planned("full_shard", {1, 2});
+  Schedule s = planned("full_shard", grid(1, 2));
   for (ScheduleBuffer& buffer : s.buffers) {
     if (buffer.is_slot()) buffer.numel = 1 << 20;
   }
@@ -97,17 +97,17 @@ TEST(ContentsOfParameters, FindsASlotTakenWhileHeld) {
 }
 
 TEST(ContentsOfParameters, FindsAllGathersOverOtherAxes) {
-  Schedule s = planned("hybrid_shard", {2, 2});
+  Schedule s = planned("hybrid_shard", grid(2, 2));
   at(s, find(s, unshards)).axes = kReplicate;
   expect_breaks(s, Rule::kContents,
                 "gathers over replicate, but reads embedding.parameter as sharded over shard");
-  s = planned("hybrid_full_optimizer", {2, 2});
+  s = planned("hybrid_full_optimizer", grid(2, 2));
   at(s, find(s, gathers_updated)).axes = kBoth;
   expect_breaks(s, Rule::kContents, "the result is unsharded, not sharded over shard");
 }
 
 TEST(ContentsOfParameters, FindsAllGathersOfOtherThings) {
-  const Schedule good = planned("full_shard", {1, 2});
+  const Schedule good = planned("full_shard", grid(1, 2));
   const int frozen =
       find(good, [&](const Action& a) { return unshards(good, a) && unit_of(a) == 2; });
   ASSERT_EQ(at(good, frozen).reads.size(), 2U);
@@ -146,7 +146,7 @@ TEST(ContentsOfParameters, FindsAllGathersOfOtherThings) {
 }
 
 TEST(ContentsOfParameters, FindsPassesThatReadOtherParameters) {
-  Schedule good = planned("full_shard", {1, 2});
+  Schedule good = planned("full_shard", grid(1, 2));
   for (ScheduleBuffer& buffer : good.buffers) {
     if (buffer.is_slot()) buffer.numel = 1 << 20;
   }
@@ -185,7 +185,7 @@ TEST(ContentsOfParameters, FindsPassesThatReadOtherParameters) {
 // --- Passes ---
 
 TEST(ContentsOfActivations, FindsComputationOutOfOrder) {
-  const Schedule good = planned("no_shard", {1, 1}, 2);
+  const Schedule good = planned("no_shard", grid(1, 1), 2);
   Schedule s = good;
   const int forward = find(good, kForward);
   std::swap(at(s, forward), at(s, forward + 1));
@@ -202,7 +202,7 @@ TEST(ContentsOfActivations, FindsComputationOutOfOrder) {
 
 // A layer that names another's index, but its own operands, or the other way round.
 TEST(ContentsOfActivations, FindsPassesOfOtherLayersAndMicroSteps) {
-  const Schedule good = planned("no_shard", {1, 1}, 2);
+  const Schedule good = planned("no_shard", grid(1, 1), 2);
   const auto expect = [&](int index, const std::function<void(Action&)>& change,
                           const std::string& says) {
     Schedule s = good;
@@ -253,7 +253,7 @@ TEST(ContentsOfActivations, FindsAnActivationThatNobodyReads) {
 // --- Gradients ---
 
 TEST(ContentsOfGradients, FindsASlotWrittenBeforeItsReduction) {
-  Schedule s = planned("zero2", {1, 2});
+  Schedule s = planned("zero2", grid(1, 2));
   const int slot = s.find("g0");
   for (ScheduleBuffer& buffer : s.buffers) {
     if (buffer.is_slot()) buffer.numel = 1 << 20;
@@ -284,29 +284,29 @@ TEST(ContentsOfGradients, FindsASlotWrittenBeforeItsReduction) {
 
 TEST(ContentsOfGradients, FindsGradientsThatAreNotReduced) {
   for (const char* strategy : {"zero2", "full_shard"}) {
-    const Schedule s = planned(strategy, {1, 2}, 2);
+    const Schedule s = planned(strategy, grid(1, 2), 2);
     expect_breaks(without(s, find(s, kReduceScatter)), Rule::kContents, "which still holds head");
   }
-  const Schedule ddp = planned("no_shard", {1, 2});
+  const Schedule ddp = planned("no_shard", grid(1, 2));
   expect_breaks(without(ddp, find(ddp, kAllReduce)), Rule::kContents,
                 "the gradient of head is still to be summed over shard");
-  const Schedule zero1 = planned("zero1", {1, 2});
+  const Schedule zero1 = planned("zero1", grid(1, 2));
   expect_breaks(without(zero1, find(zero1, kReduceScatter)), Rule::kContents,
                 "the gradient of head is still to be summed over shard");
-  const Schedule hybrid = planned("hybrid_shard", {2, 2});
+  const Schedule hybrid = planned("hybrid_shard", grid(2, 2));
   expect_breaks(without(hybrid, find(hybrid, gathers_gradient)), Rule::kContents,
                 "head.gradient is sharded over replicate+shard, not sharded over shard");
   const Schedule levels =
-      planned("hybrid_full_optimizer", {2, 2}, 1, false, ReductionOrder::kHierarchical);
+      planned("hybrid_full_optimizer", grid(2, 2), 1, false, ReductionOrder::kHierarchical);
   expect_breaks(without(levels, find(levels, kReduceScatter, 1)), Rule::kContents,
                 "the gradient of head is still to be summed over replicate");
-  const Schedule local = planned("no_shard", {1, 1}, 2);
+  const Schedule local = planned("no_shard", grid(1, 1), 2);
   expect_breaks(without(local, find(local, accumulates)), Rule::kContents, "which still holds");
 }
 
 TEST(ContentsOfGradients, FindsGradientsThatAreReducedTwice) {
   for (const char* strategy : {"zero1", "zero2", "no_shard"}) {
-    const Schedule s = planned(strategy, {1, 2});
+    const Schedule s = planned(strategy, grid(1, 2));
     const int reduce = find(s, [](const Action& a) {
       return a.operation == &kReduceScatter || a.operation == &kAllReduce;
     });
@@ -321,13 +321,13 @@ TEST(ContentsOfGradients, FindsGradientsThatAreReducedTwice) {
 }
 
 TEST(ContentsOfGradients, FindsAReductionOfAnIncompleteGradient) {
-  const Schedule s = planned("full_shard", {1, 2});
+  const Schedule s = planned("full_shard", grid(1, 2));
   const int reduce = find_of(s, kReduceScatter, 0);
   const int backward = find_pass(s, kBackward, 0);
   const std::string slot = s.name_of(slot_of(s, at(s, reduce)));
   expect_breaks(moved(s, reduce, backward), Rule::kContents,
                 concat("adds to ", slot, ", which holds nothing at this point"));
-  const Schedule ddp = planned("no_shard", {1, 2}, 2);
+  const Schedule ddp = planned("no_shard", grid(1, 2), 2);
   const int all_reduce = find_of(ddp, kAllReduce, 0);
   expect_breaks(moved(ddp, all_reduce, all_reduce - 1), Rule::kContents,
                 "adds to embedding.gradient, which holds embedding unsharded and summed over all "
@@ -345,24 +345,24 @@ TEST(ContentsOfGradients, FindsWrongAxesAndAdditions) {
   const auto hierarchical = ReductionOrder::kHierarchical;
   const std::string to_both = "the result is sharded over shard, not sharded over replicate+shard";
   const std::string to_shard = "the result is sharded over replicate+shard, not sharded over shard";
-  expect(planned("hybrid_shard", {2, 2}), shard_only, to_both);
-  expect(planned("hybrid_shard", {2, 2}, 1, false, hierarchical), both, to_shard);
-  expect(planned("zero1", {2, 2}), shard_only, to_both);
-  expect(planned("zero1", {2, 2}, 1, false, hierarchical), both, to_shard);
+  expect(planned("hybrid_shard", grid(2, 2)), shard_only, to_both);
+  expect(planned("hybrid_shard", grid(2, 2), 1, false, hierarchical), both, to_shard);
+  expect(planned("zero1", grid(2, 2)), shard_only, to_both);
+  expect(planned("zero1", grid(2, 2), 1, false, hierarchical), both, to_shard);
   // And with the operand to match: the sum is then not the one that the next action expects.
   const auto to = [](AxisSet axes) {
     return [=](Action& a) { a.axes = a.writes[0].sharded = axes; };
   };
-  expect(planned("hybrid_shard", {2, 2}), to(kShard),
+  expect(planned("hybrid_shard", grid(2, 2)), to(kShard),
          "the gradient of head in head.gradient is still to be summed over replicate");
-  expect(planned("hybrid_shard", {2, 2}, 1, false, hierarchical), to(kBoth),
+  expect(planned("hybrid_shard", grid(2, 2), 1, false, hierarchical), to(kBoth),
          "head.gradient is sharded over replicate+shard, not sharded over shard");
-  expect(planned("zero1", {2, 2}, 1, false, hierarchical), to(kReplicate),
+  expect(planned("zero1", grid(2, 2), 1, false, hierarchical), to(kReplicate),
          "the gradient of head is still to be summed over shard");
   expect(
-      planned("zero2", {1, 2}), [](Action& a) { a.writes[0].adds = true; },
+      planned("zero2", grid(1, 2)), [](Action& a) { a.writes[0].adds = true; },
       "adds to head.gradient, which holds nothing at this point");
-  Schedule s = planned("zero2", {1, 2}, 2);
+  Schedule s = planned("zero2", grid(1, 2), 2);
   const int second =
       find(s, [](const Action& a) { return a.operation == &kReduceScatter && a.writes[0].adds; });
   at(s, second).writes[0].adds = false;
@@ -373,7 +373,7 @@ TEST(ContentsOfGradients, FindsWrongAxesAndAdditions) {
 // Ranks hold parts of their own sums, not of one: put together they are no gradient.
 TEST(ContentsOfGradients, FindsAnAllGatherBeforeTheSum) {
   for (const char* strategy : {"no_shard", "zero1"}) {
-    Schedule s = planned(strategy, {1, 2});
+    Schedule s = planned(strategy, grid(1, 2));
     const int reduce = find(s, [](const Action& a) {
       return a.operation == &kReduceScatter || a.operation == &kAllReduce;
     });
@@ -389,7 +389,7 @@ TEST(ContentsOfGradients, FindsAnAllGatherBeforeTheSum) {
 }
 
 TEST(ContentsOfGradients, FindsReductionsInTheWrongMicroStep) {
-  const Schedule whole = planned("zero1", {1, 2}, 2);
+  const Schedule whole = planned("zero1", grid(1, 2), 2);
   const int reduce = find(whole, kReduceScatter);
   // Reduced after the first micro-step: the second adds what is still to be summed.
   const int first_loss = find(whole, kLoss);
@@ -399,7 +399,7 @@ TEST(ContentsOfGradients, FindsReductionsInTheWrongMicroStep) {
   at(adding, reduce).writes[0].adds = true;
   expect_breaks(adding, Rule::kContents, "adds to head.gradient, which holds head unsharded");
   // Added up where every micro-step is to be reduced.
-  Schedule every = planned("zero2", {1, 2}, 2);
+  Schedule every = planned("zero2", grid(1, 2), 2);
   Action& accumulate = at(every, find(every, kReduceScatter));
   accumulate.operation = &kCast;
   accumulate.axes = {};
@@ -412,7 +412,8 @@ TEST(ContentsOfGradients, FindsReductionsInTheWrongMicroStep) {
 // What is added up in fp32 and sent in bf16: added, rounded into the slot, and sent from there.
 TEST(ContentsOfGradients, FindsSumsThatAreNotSentAsRounded) {
   for (const char* strategy : {"no_shard", "zero1"}) {
-    const Schedule s = planned(strategy, {1, 2}, 2, false, ReductionOrder::kRank, DType::kBFloat16);
+    const Schedule s =
+        planned(strategy, grid(1, 2), 2, false, ReductionOrder::kRank, DType::kBFloat16);
     const int round = find(s, rounds);
     const int unit = unit_of(at(s, round));
     ASSERT_EQ(unit, 4);
@@ -439,7 +440,7 @@ TEST(ContentsOfGradients, FindsSumsThatAreNotSentAsRounded) {
     expect_breaks(adding, Rule::kContents, "adds to head.gradient, which holds head unsharded");
   }
   const Schedule ddp =
-      planned("no_shard", {1, 2}, 1, false, ReductionOrder::kRank, DType::kBFloat16);
+      planned("no_shard", grid(1, 2), 1, false, ReductionOrder::kRank, DType::kBFloat16);
   expect_breaks(without(ddp, find(ddp, gathers_gradient)), Rule::kContents,
                 "head.gradient is sharded over shard, not unsharded");
 }
@@ -453,13 +454,13 @@ TEST(ContentsOfGradients, FindsGradientsWrittenElsewhere) {
     expect_breaks(s, Rule::kContents, says);
   };
   const Schedule bf16 =
-      planned("no_shard", {1, 2}, 1, false, ReductionOrder::kRank, DType::kBFloat16);
+      planned("no_shard", grid(1, 2), 1, false, ReductionOrder::kRank, DType::kBFloat16);
   const std::string slot = bf16.name_of(at(bf16, find(bf16, kLoss)).writes[0].buffer);
   // To the buffer instead of the slot: the reduction finds nothing where it reads.
   expect(
       bf16, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
       "reads " + slot + ", which holds nothing at this point");
-  const Schedule every = planned("zero2", {1, 2}, 2);
+  const Schedule every = planned("zero2", grid(1, 2), 2);
   expect(
       every, [](Schedule& s, Action& a) { a.writes[0].buffer = gradient_buffer(s, 4); },
       "head.gradient has room for what is sharded over shard only");
@@ -480,14 +481,14 @@ TEST(ContentsOfGradients, FindsGradientsWrittenElsewhere) {
   expect(
       every, [](Schedule&, Action& a) { a.writes[0].sharded = kShard; },
       "the result is unsharded, not sharded over shard");
-  const Schedule whole = planned("no_shard", {1, 2}, 2);
+  const Schedule whole = planned("no_shard", grid(1, 2), 2);
   expect(
       whole, [](Schedule& s, Action& a) { a.writes[0].buffer = s.find("g0"); },
       "which holds nothing at this point");
 }
 
 TEST(ContentsOfGradients, FindsMicroStepsAddedOutOfOrder) {
-  Schedule s = planned("no_shard", {1, 1}, 3);
+  Schedule s = planned("no_shard", grid(1, 1), 3);
   const auto addition = [&](int occurrence) {
     return find(s, [&](const Action& a) {
       return accumulates(s, a) && unit_of(a) == 1 && occurrence-- == 0;
@@ -513,7 +514,7 @@ TEST(ContentsOfGradients, FindsMicroStepsAddedOutOfOrder) {
 // --- The end of the step ---
 
 TEST(ContentsOfTheStep, FindsMissingAndDoubleActions) {
-  const Schedule s = planned("zero1", {1, 2});
+  const Schedule s = planned("zero1", grid(1, 2));
   const auto drop = [&](const Operation& operation) { return without(s, find(s, operation)); };
   const auto repeat = [&](const Operation& operation) { return repeated(s, find(s, operation)); };
   expect_breaks(drop(kOptimizerStep), Rule::kEnd, "embedding.parameter is never updated");
@@ -525,7 +526,7 @@ TEST(ContentsOfTheStep, FindsMissingAndDoubleActions) {
   const int gather = find(s, gathers_updated);
   expect_breaks(without(s, gather), Rule::kEnd, "embedding.parameter ends sharded over shard");
   expect_breaks(without(s, gather), Rule::kEnd, "the updated parts are never gathered");
-  for (const Mesh mesh : {Mesh{1, 2}, Mesh{1, 1}}) {
+  for (const Mesh mesh : {grid(1, 2), grid(1, 1)}) {
     const Schedule any = planned("zero1", mesh);
     const int count = find(any, kCountTokens);
     expect_breaks(without(any, count), Rule::kContents, "reads tokens, which holds nothing");
@@ -536,7 +537,7 @@ TEST(ContentsOfTheStep, FindsMissingAndDoubleActions) {
 
 // A gather of what is unsharded already gives each rank what it has: wasteful, and right.
 TEST(ContentsOfTheStep, AllowsASecondGatherOfTheSame) {
-  const Schedule s = planned("zero1", {1, 2});
+  const Schedule s = planned("zero1", grid(1, 2));
   const int gather = find(s, gathers_updated);
   Schedule twice = repeated(s, gather);
   const auto last = static_cast<int>(twice.actions.size()) - 1;
@@ -548,7 +549,7 @@ TEST(ContentsOfTheStep, AllowsASecondGatherOfTheSame) {
 }
 
 TEST(ContentsOfTheStep, FindsActionsOutOfOrder) {
-  const Schedule s = planned("zero1", {1, 2});
+  const Schedule s = planned("zero1", grid(1, 2));
   const int results = find(s, kResults);
   const int step = find(s, kOptimizerStep);
   expect_breaks(moved(s, step, results), Rule::kContents, "reads results, which holds nothing");
@@ -567,14 +568,14 @@ TEST(ContentsOfTheStep, FindsActionsOutOfOrder) {
 
 // A micro-step that begins after the update.
 TEST(ContentsOfTheStep, FindsParametersThatAreReadAfterTheirUpdate) {
-  Schedule s = planned("no_shard", {1, 1});
+  Schedule s = planned("no_shard", grid(1, 1));
   const Action forward = at(s, find(s, kForward));
   s.actions.push_back(forward);
   expect_breaks(s, Rule::kContents, "reads embedding, which this step has updated already");
 }
 
 TEST(ContentsOfTheStep, FindsScalarsThatAreOverwrittenOrLeftOut) {
-  const Schedule good = planned("zero1", {1, 2}, 2);
+  const Schedule good = planned("zero1", grid(1, 2), 2);
   const auto expect = [&](const Operation& operation, const std::function<void(Action&)>& change,
                           const std::string& says) {
     Schedule s = good;
@@ -606,7 +607,7 @@ TEST(ContentsOfTheStep, FindsScalarsThatAreOverwrittenOrLeftOut) {
 }
 
 TEST(ContentsOfTheStep, FindsAnOptimizerThatTouchesOtherState) {
-  const Schedule good = planned("zero1", {1, 2});
+  const Schedule good = planned("zero1", grid(1, 2));
   const int unit = 1;
   const auto expect = [&](const std::function<void(Action&)>& change, const std::string& says) {
     Schedule s = good;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "support/chain_run.h"
+#include "support/grid.h"
 #include "tessera/collectives/checked_group.h"
 #include "tessera/sharding/operation.h"
 
@@ -30,15 +31,14 @@ ChainRun alone(int ranks) { return {.run = {.strategy = "no_shard", .micro_steps
 // Presets are points; here is the whole space of placements of two axes.
 TEST(Executor, EveryValidPlacementGivesTheSameBits) {
   const ChainResult expected = train(alone(4));
-  const AxisSet sets[] = {{}, {Axis::kReplicate}, {Axis::kShard}, {Axis::kReplicate, Axis::kShard}};
+  const std::vector<AxisSet> sets = every_axis_set();
   for (const AxisSet p : sets) {
     for (const AxisSet g : sets) {
       for (const AxisSet o : sets) {
         if (!g.contains(p) || !o.contains(g)) continue;
         SCOPED_TRACE(concat(to_string(p), " / ", to_string(g), " / ", to_string(o)));
         ChainRun chain{.run = {.ranks = 4}};
-        chain.schedule =
-            plan(chain.layout, {.mesh = {.replicate = 2, .shard = 2}, .placement = {p, g, o}});
+        chain.schedule = plan(chain.layout, {.mesh = grid(2, 2), .placement = {p, g, o}});
         require_valid(chain.schedule);
         expect_same(expected, train(chain));
       }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/frozen_layers.h"
+#include "support/grid.h"
 #include "support/small_run.h"
 #include "tessera/model/gpt_family.h"
 #include "tessera/trainer/trainer_options.h"
@@ -58,8 +59,9 @@ inline std::vector<AxisValue> axes_of(const FrozenConfiguration& c) {
   for (const std::string& part : c.frozen) frozen += concat(" ", part);
   return {
       {"strategy", describe(c, run)},
-      {"mesh", mesh.replicate > 1 ? concat(mesh.replicate, "x", mesh.shard)
-                                  : concat(mesh.shard, mesh.shard == 1 ? " rank" : " ranks")},
+      {"mesh", mesh.size(Axis::kReplicate) > 1
+                   ? shape_of(mesh)
+                   : concat(mesh.world_size(), mesh.world_size() == 1 ? " rank" : " ranks")},
       {"micro-steps", concat(run.micro_steps, " micro-steps")},
       {"accumulation", run.accumulate_unsharded ? "reduced once" : "reduced each time"},
       {"reduction", concat(to_string(run.reduction_order), " order")},

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "support/extent.h"
+#include "support/grid.h"
 #include "support/tied_chain.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -25,7 +26,7 @@ constexpr int kLayers = 3;
 /// A plan for the tied chain. Ranks as the mesh has them.
 Schedule planned(const std::string& strategy, Mesh mesh, SmallRun run = {}) {
   run.ranks = mesh.world_size();
-  run.replicas = mesh.replicate;
+  run.replicas = mesh.size(Axis::kReplicate);
   run.strategy = strategy;
   return plan(make_layout(make_tied(kLayers), run.wrap, run.ranks), plan_options(run));
 }
@@ -53,7 +54,7 @@ constexpr DType kBf16 = DType::kBFloat16;
 constexpr ReductionOrder kHierarchical = ReductionOrder::kHierarchical;
 
 TEST(GradientSums, OfOneMicroStepAreTheSamplesInOrder) {
-  EXPECT_EQ(text_of(planned("full_shard", {1, 4})),
+  EXPECT_EQ(text_of(planned("full_shard", grid(1, 4))),
             "l0.weight and 0 more: l2+l0 s0..s3\n"
             "l0.bias and 1 more: l0 s0..s3\n"
             "l1.weight and 1 more: l1 s0..s3\n"
@@ -61,26 +62,26 @@ TEST(GradientSums, OfOneMicroStepAreTheSamplesInOrder) {
 }
 
 TEST(GradientSums, SayWhatIsRounded) {
-  EXPECT_EQ(text_of(planned("full_shard", {1, 2}, {.dtype = kBf16, .reduce_dtype = kBf16})),
+  EXPECT_EQ(text_of(planned("full_shard", grid(1, 2), {.dtype = kBf16, .reduce_dtype = kBf16})),
             "l0.weight and 0 more: bf16(bf16(l2)+l0) x2/1\n"
             "l0.bias and 1 more: bf16(l0) x2/1\n"
             "l1.weight and 1 more: bf16(l1) x2/1\n"
             "l2.weight and 2 more: bf16(l2) x2/1\n");
   const SmallRun run{.micro_steps = 2, .dtype = kBf16, .reduce_dtype = kBf16};
-  EXPECT_EQ(middle_of(planned("full_shard", {1, 4}, run)), "bf16(l1) x8/1");
+  EXPECT_EQ(middle_of(planned("full_shard", grid(1, 4), run)), "bf16(l1) x8/1");
   const SmallRun half{.dtype = DType::kFloat16, .reduce_dtype = DType::kFloat16};
-  EXPECT_EQ(middle_of(planned("full_shard", {1, 2}, half)), "fp16(l1) x2/1");
-  EXPECT_EQ(middle_of(planned("no_shard", {1, 4}, run)), "bf16(bf16(l1) x2/4) x4/1");
-  EXPECT_EQ(middle_of(planned("no_shard", {1, 1}, run)), "bf16(l1) x2/1") << "nothing is sent";
+  EXPECT_EQ(middle_of(planned("full_shard", grid(1, 2), half)), "fp16(l1) x2/1");
+  EXPECT_EQ(middle_of(planned("no_shard", grid(1, 4), run)), "bf16(bf16(l1) x2/4) x4/1");
+  EXPECT_EQ(middle_of(planned("no_shard", grid(1, 1), run)), "bf16(l1) x2/1") << "nothing is sent";
 }
 
 TEST(GradientSums, OfSeveralMicroStepsAreOfThreeFamilies) {
   const SmallRun rank{.micro_steps = 3};
   const SmallRun hierarchical{.micro_steps = 3, .reduction_order = kHierarchical};
-  EXPECT_EQ(middle_of(planned("zero2", {1, 4}, rank)), "l1 s0..s11");
-  EXPECT_EQ(middle_of(planned("zero1", {1, 4}, rank)), "(l1 s0..s8/4) x4/1");
-  EXPECT_EQ(middle_of(planned("hybrid_shard", {2, 2}, rank)), "l1 s0..s11");
-  EXPECT_EQ(middle_of(planned("hybrid_shard", {2, 2}, hierarchical)), "(l1 s0..s10/2) x2/1");
+  EXPECT_EQ(middle_of(planned("zero2", grid(1, 4), rank)), "l1 s0..s11");
+  EXPECT_EQ(middle_of(planned("zero1", grid(1, 4), rank)), "(l1 s0..s8/4) x4/1");
+  EXPECT_EQ(middle_of(planned("hybrid_shard", grid(2, 2), rank)), "l1 s0..s11");
+  EXPECT_EQ(middle_of(planned("hybrid_shard", grid(2, 2), hierarchical)), "(l1 s0..s10/2) x2/1");
 }
 
 // Reduced in every micro-step; added up locally first.
@@ -91,9 +92,9 @@ TEST(GradientSums, AreTheSameInAFamilyAndDifferBetweenFamilies) {
     for (const Strategy& strategy : strategies()) {
       run.accumulate_unsharded = false;
       const bool reduces = !strategy.placement.gradient.empty();
-      (reduces ? every : first).insert(hash_of(planned(strategy.name, {2, 2}, run)));
+      (reduces ? every : first).insert(hash_of(planned(strategy.name, grid(2, 2), run)));
       run.accumulate_unsharded = true;
-      first.insert(hash_of(planned(strategy.name, {2, 2}, run)));
+      first.insert(hash_of(planned(strategy.name, grid(2, 2), run)));
     }
     EXPECT_EQ(every.size(), 1U);
     EXPECT_EQ(first.size(), 1U);
@@ -105,14 +106,14 @@ TEST(GradientSums, DoNotDependOnPrefetchingRecomputationOrUnits) {
   for (const Strategy& strategy : strategies()) {
     SCOPED_TRACE(strategy.name);
     SmallRun run{.micro_steps = 2, .dtype = kBf16, .reduce_dtype = kBf16};
-    const std::uint64_t expected = hash_of(planned(strategy.name, {2, 2}, run));
+    const std::uint64_t expected = hash_of(planned(strategy.name, grid(2, 2), run));
     for (const WrapPolicy& wrap : {WrapPolicy{}, WrapPolicy{WrapPolicy::Kind::kSize, 200},
                                    WrapPolicy{WrapPolicy::Kind::kNone}}) {
       run.wrap = wrap;
       for (const int depth : {0, 1, 3}) {
         run.policy.prefetch_forward = run.policy.prefetch_backward = depth;
         run.policy.recompute = depth == 1 ? Recompute::kFull : Recompute::kNone;
-        EXPECT_EQ(hash_of(planned(strategy.name, {2, 2}, run)), expected);
+        EXPECT_EQ(hash_of(planned(strategy.name, grid(2, 2), run)), expected);
       }
     }
   }
@@ -121,11 +122,11 @@ TEST(GradientSums, DoNotDependOnPrefetchingRecomputationOrUnits) {
 // runtime/sharding/README.md, "Numerics".
 TEST(GradientSums, OfRanksAreThoseOfOneRankThatAccumulates) {
   for (const int micro_steps : {1, 2, 3}) {
-    for (const Mesh mesh : {Mesh{1, 2}, Mesh{1, 3}, Mesh{2, 2}, Mesh{3, 2}}) {
-      const std::uint64_t one =
-          hash_of(planned("no_shard", {1, 1}, {.micro_steps = micro_steps * mesh.world_size()}));
+    for (const Mesh mesh : {grid(1, 2), grid(1, 3), grid(2, 2), grid(3, 2)}) {
+      const std::uint64_t one = hash_of(
+          planned("no_shard", grid(1, 1), {.micro_steps = micro_steps * mesh.world_size()}));
       for (const Strategy& strategy : strategies()) {
-        SCOPED_TRACE(concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ' ', micro_steps));
+        SCOPED_TRACE(concat(strategy.name, ' ', shape_of(mesh), ' ', micro_steps));
         const bool same = micro_steps == 1 || !strategy.placement.gradient.empty();
         EXPECT_EQ(hash_of(planned(strategy.name, mesh, {.micro_steps = micro_steps})) == one, same);
       }
@@ -135,9 +136,9 @@ TEST(GradientSums, OfRanksAreThoseOfOneRankThatAccumulates) {
 
 TEST(GradientSums, OfTenThousandRanksTakeMilliseconds) {
   const SmallRun run{.micro_steps = 2, .reduction_order = kHierarchical};
-  const Schedule inside = planned("full_shard", {1, 16384}, run);
-  const Schedule across = planned("hybrid_shard", {2048, 8}, run);
-  const Schedule by_rank = planned("hybrid_shard", {2048, 8}, {.micro_steps = 2});
+  const Schedule inside = planned("full_shard", grid(1, 16384), run);
+  const Schedule across = planned("hybrid_shard", grid(2048, 8), run);
+  const Schedule by_rank = planned("hybrid_shard", grid(2048, 8), {.micro_steps = 2});
   const std::clock_t begin = std::clock();  // of this process's time: a machine may be busy
   EXPECT_EQ(middle_of(inside), "l1 s0..s32767");
   EXPECT_EQ(middle_of(across), "(l1 s0..s30720/2048) x2048/1");
@@ -153,7 +154,7 @@ TEST(GradientSums, OfAnEvaluationAreNone) {
 }
 
 TEST(GradientSums, OfABrokenScheduleMeanNothing) {
-  Schedule schedule = planned("full_shard", {1, 2});
+  Schedule schedule = planned("full_shard", grid(1, 2));
   std::erase_if(schedule.actions, [](const Action& action) {
     return action.operation == &operations::kReduceScatter;
   });
@@ -205,8 +206,8 @@ void try_out(Way& way) {
 std::map<std::pair<DType, int>, std::vector<Way>> all_ways() {
   std::map<std::pair<DType, int>, std::vector<Way>> ways;
   for (const Strategy& strategy : strategies()) {
-    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{1, 6},
-                            Mesh{2, 3}, Mesh{3, 2}}) {
+    for (const Mesh mesh : {grid(1, 1), grid(1, 2), grid(1, 3), grid(1, 4), grid(2, 2), grid(1, 6),
+                            grid(2, 3), grid(3, 2)}) {
       for (const auto& [dtype, reduce] : {std::pair{DType::kFloat32, DType::kFloat32},
                                           {DType::kBFloat16, DType::kFloat32},
                                           {DType::kBFloat16, DType::kBFloat16}}) {
@@ -214,7 +215,7 @@ std::map<std::pair<DType, int>, std::vector<Way>> all_ways() {
           for (const int micro_steps : {1, 2, 3}) {
             for (const bool unsharded : {false, true}) {
               const SmallRun run{.ranks = mesh.world_size(),
-                                 .replicas = mesh.replicate,
+                                 .replicas = mesh.size(Axis::kReplicate),
                                  .strategy = strategy.name,
                                  .steps = kSteps,
                                  .micro_steps = micro_steps,
@@ -223,7 +224,7 @@ std::map<std::pair<DType, int>, std::vector<Way>> all_ways() {
                                  .dtype = dtype,
                                  .reduce_dtype = reduce};
               ways[{dtype, run.ranks * micro_steps}].push_back(
-                  {concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, " x ", micro_steps,
+                  {concat(strategy.name, ' ', shape_of(mesh), " x ", micro_steps,
                           unsharded ? " unsharded" : "", ", reduced in ", to_string(reduce), ", ",
                           to_string(order)),
                    run, 0, ""});

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
@@ -36,10 +37,9 @@ Schedule schedule_for(const Strategy& strategy, const Mesh& mesh, ReductionOrder
 void for_each_schedule(const std::function<void(const Schedule&)>& visit) {
   for (const Strategy& strategy : strategies()) {
     for (const Mesh mesh :
-         {Mesh{1, 1}, Mesh{1, 4}, Mesh{2, 2}, Mesh{3, 2}, Mesh{2, 3}, Mesh{4, 1}}) {
+         {grid(1, 1), grid(1, 4), grid(2, 2), grid(3, 2), grid(2, 3), grid(4, 1)}) {
       for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
-        SCOPED_TRACE(
-            concat(strategy.name, " on ", mesh.replicate, "x", mesh.shard, ", ", to_string(order)));
+        SCOPED_TRACE(concat(strategy.name, " on ", shape_of(mesh), ", ", to_string(order)));
         visit(schedule_for(strategy, mesh, order));
       }
     }
@@ -92,8 +92,8 @@ TEST(RankGroups, MembersComeInCuttingOrder) {
 }
 
 TEST(RankGroups, LanesAndScalarsShareNoGroup) {
-  const Schedule schedule = schedule_for(find_strategy("hybrid_full_optimizer"),
-                                         {.replicate = 2, .shard = 2}, ReductionOrder::kRank);
+  const Schedule schedule =
+      schedule_for(find_strategy("hybrid_full_optimizer"), grid(2, 2), ReductionOrder::kRank);
   launch_ranks(make_thread_group(4), [&](int, ProcessGroup& world) {
     const RankGroups groups = RankGroups::split_from(world, schedule);
     std::set<ProcessGroup*> distinct{groups.control()};
@@ -109,8 +109,8 @@ TEST(RankGroups, LanesAndScalarsShareNoGroup) {
 }
 
 TEST(RankGroups, NamesTheMissingCollective) {
-  const Schedule schedule = schedule_for(find_strategy("full_shard"), {.replicate = 1, .shard = 2},
-                                         ReductionOrder::kRank);
+  const Schedule schedule =
+      schedule_for(find_strategy("full_shard"), grid(1, 2), ReductionOrder::kRank);
   const Schedule* const one = &schedule;
   const RankGroups groups = RankGroups::simulated(0, std::span(&one, 1));
   EXPECT_NO_THROW(groups.of(Lane::kGather, {Axis::kShard}));
@@ -129,8 +129,8 @@ TEST(RankGroups, NamesTheMissingCollective) {
 }
 
 TEST(RankGroups, RefusesAWorldOfAnotherSize) {
-  const Schedule schedule = schedule_for(find_strategy("full_shard"), {.replicate = 1, .shard = 3},
-                                         ReductionOrder::kRank);
+  const Schedule schedule =
+      schedule_for(find_strategy("full_shard"), grid(1, 3), ReductionOrder::kRank);
   const auto world = make_thread_group(1);
   try {
     RankGroups::split_from(*world[0], schedule);
@@ -143,8 +143,8 @@ TEST(RankGroups, RefusesAWorldOfAnotherSize) {
 }
 
 TEST(RankGroups, AbortReachesEveryGroupOfEveryRank) {
-  const Schedule schedule = schedule_for(find_strategy("hybrid_full_optimizer"),
-                                         {.replicate = 2, .shard = 2}, ReductionOrder::kRank);
+  const Schedule schedule =
+      schedule_for(find_strategy("hybrid_full_optimizer"), grid(2, 2), ReductionOrder::kRank);
   std::atomic<int> failures{0};
   launch_ranks(make_thread_group(4), [&](int rank, ProcessGroup& world) {
     const auto device = make_cpu_device();
@@ -198,8 +198,7 @@ TEST(RankGroups, SimulatedOnesHaveTheSizesOfRealOnes) {
 }
 
 TEST(RankGroups, TrafficCountsScalarsButNoExport) {
-  const Schedule schedule =
-      schedule_for(find_strategy("zero1"), {.replicate = 1, .shard = 3}, ReductionOrder::kRank);
+  const Schedule schedule = schedule_for(find_strategy("zero1"), grid(1, 3), ReductionOrder::kRank);
   launch_ranks(make_thread_group(3), [&](int rank, ProcessGroup& world) {
     const auto device = make_cpu_device();
     const auto stream = device->create_stream({});

@@ -9,12 +9,17 @@
 #include <string>
 #include <vector>
 
+#include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt.h"
 
 namespace tessera::layout_test {
 namespace {
+
+using test::every_axis_set;
+using test::grid;
+using test::shape_of;
 
 using Kind = WrapPolicy::Kind;
 
@@ -187,33 +192,31 @@ TEST(Layout, WrapPoliciesGroupLayers) {
   EXPECT_EQ(pairs.layers[1].parameters[0].tensor, 1);
 }
 
-TEST(Layout, RefusesAWorldWithoutRanks) {
-  for (const int world : {0, -1}) {
+TEST(Layout, RefusesToBeCutIntoNoParts) {
+  for (const int parts : {0, -1}) {
     try {
-      make_layout(odd_model(), {}, world);
+      make_layout(odd_model(), {}, parts);
       ADD_FAILURE() << "nothing was thrown";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::to_string(world)));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(std::to_string(parts)));
     }
   }
 }
 
 constexpr AxisSet kNone{};
-constexpr AxisSet kReplicate{Axis::kReplicate};
 constexpr AxisSet kShard{Axis::kShard};
-constexpr AxisSet kBoth{Axis::kReplicate, Axis::kShard};
 
 /// Every valid placement on every one of some meshes.
 void for_each_nesting(const std::function<void(const ShardNesting&)>& visit) {
-  for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{3, 2}, Mesh{2, 3}, Mesh{4, 1}, Mesh{7, 1},
-                          Mesh{1, 7}, Mesh{1, 1}}) {
-    for (const AxisSet p : {kNone, kReplicate, kShard, kBoth}) {
-      for (const AxisSet g : {kNone, kReplicate, kShard, kBoth}) {
-        for (const AxisSet o : {kNone, kReplicate, kShard, kBoth}) {
+  for (const Mesh mesh : {grid(1, 4), grid(2, 2), grid(3, 2), grid(2, 3), grid(4, 1), grid(7, 1),
+                          grid(1, 7), grid(1, 1)}) {
+    for (const AxisSet p : every_axis_set()) {
+      for (const AxisSet g : every_axis_set()) {
+        for (const AxisSet o : every_axis_set()) {
           if (!g.contains(p) || !o.contains(g)) continue;
-          SCOPED_TRACE(concat(mesh.replicate, "x", mesh.shard, " parameter ", to_string(p),
-                              " gradient ", to_string(g), " optimizer ", to_string(o)));
+          SCOPED_TRACE(concat(shape_of(mesh), " parameter ", to_string(p), " gradient ",
+                              to_string(g), " optimizer ", to_string(o)));
           visit(ShardNesting(mesh, {p, g, o}));
         }
       }
@@ -225,9 +228,11 @@ TEST(ShardNesting, LeavesOutAxesOfSizeOne) {
   for_each_nesting([](const ShardNesting& nesting) {
     const AxisSet all = nesting.all_axes();
     EXPECT_EQ(nesting.mesh().size(all), nesting.mesh().world_size());
-    for (const Axis axis : {Axis::kReplicate, Axis::kShard}) {
-      EXPECT_EQ(all.contains(axis), nesting.mesh().size(axis) > 1);
+    for (const AxisRow& row : kAxisTable) {
+      EXPECT_EQ(all.contains(row.axis), nesting.mesh().size(row.axis) > 1);
     }
+    EXPECT_EQ(nesting.state_axes(), all & kStateAxes);
+    EXPECT_EQ(nesting.gradient_axes(), all & kGradientAxes);
     const Placement& p = nesting.placement();
     EXPECT_TRUE(all.contains(p.optimizer) && p.optimizer.contains(p.gradient) &&
                 p.gradient.contains(p.parameter));
@@ -299,7 +304,7 @@ TEST(ShardNesting, AGroupsShardsAreTheConsecutivePartsOfTheCoarserOne) {
 TEST(ShardNesting, IndicesNumberTheRanksOfEveryGroup) {
   for_each_nesting([](const ShardNesting& nesting) {
     const Mesh& mesh = nesting.mesh();
-    for (const AxisSet axes : {kNone, kReplicate, kShard, kBoth}) {
+    for (const AxisSet axes : every_axis_set()) {
       for (int rank = 0; rank < mesh.world_size(); ++rank) {
         std::vector<int> indices;
         for (const int member : mesh.group(axes, rank)) {
@@ -315,7 +320,7 @@ TEST(ShardNesting, IndicesNumberTheRanksOfEveryGroup) {
 }
 
 TEST(ShardNesting, RefusesInvalidPlacements) {
-  EXPECT_THROW(ShardNesting(Mesh{2, 2}, Placement{kShard, kNone, kShard}), Error);
+  EXPECT_THROW(ShardNesting(grid(2, 2), Placement{kShard, kNone, kShard}), Error);
 }
 
 }  // namespace

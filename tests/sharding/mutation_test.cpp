@@ -14,6 +14,7 @@
 #include "sharding/schedule_mutants.h"
 #include "support/extent.h"
 #include "support/folder_in_memory.h"
+#include "support/grid.h"
 #include "support/happens_before.h"
 #include "support/tied_chain.h"
 #include "tessera/sharding/gradient_sums.h"
@@ -204,7 +205,7 @@ std::vector<Subject> subjects() {
     return static_cast<int>(random() % static_cast<unsigned>(below));
   };
   for (const Strategy& strategy : strategies()) {
-    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}}) {
+    for (const Mesh mesh : {grid(1, 1), grid(1, 2), grid(1, 3), grid(1, 4), grid(2, 2)}) {
       for (const int depth : {0, 1, 2}) {
         for (const auto& [micro_steps, unsharded] : {std::pair{1, false}, {2, false}, {2, true}}) {
           for (const Recompute recompute :
@@ -216,7 +217,7 @@ std::vector<Subject> subjects() {
             Subject s{
                 .name = {},
                 .run = {.ranks = mesh.world_size(),
-                        .replicas = mesh.replicate,
+                        .replicas = mesh.size(Axis::kReplicate),
                         .strategy = strategy.name,
                         .micro_steps = micro_steps,
                         .policy = {depth, draw(2) == 0 ? depth : draw(3), recompute},
@@ -247,7 +248,7 @@ std::vector<Subject> subjects() {
               s.run.policy.prefetch_host = static_cast<int>(all.size() % 2);
             }
             s.name = concat(
-                strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ", depth ", depth, ' ',
+                strategy.name, ' ', shape_of(mesh), ", depth ", depth, ' ',
                 s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
                 unsharded ? "unsharded, " : "", to_string(recompute), ", ", to_string(s.run.dtype),
                 '/', to_string(s.run.reduce_dtype), ", ", to_string(s.run.reduction_order), ", ",

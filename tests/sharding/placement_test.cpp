@@ -9,10 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include "support/grid.h"
 #include "tessera/core/error.h"
 
 namespace tessera::placement_test {
 namespace {
+
+using test::every_axis_set;
+using test::grid;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -141,11 +145,11 @@ TEST(Placement, InvalidOnesAreRefusedWithTheAxesNamed) {
 }
 
 // A chain parameter <= gradient <= optimizer: each axis joins at one of three states, or never.
-TEST(Placement, SixteenOfSixtyFourAreValid) {
-  int valid = 0;
-  for (const AxisSet p : {kNone, kReplicate, kShard, kBoth}) {
-    for (const AxisSet g : {kNone, kReplicate, kShard, kBoth}) {
-      for (const AxisSet o : {kNone, kReplicate, kShard, kBoth}) {
+TEST(Placement, FourForEachAxisAreValid) {
+  std::size_t valid = 0;
+  for (const AxisSet p : every_axis_set()) {
+    for (const AxisSet g : every_axis_set()) {
+      for (const AxisSet o : every_axis_set()) {
         try {
           check(Placement{p, g, o});
           ++valid;
@@ -154,7 +158,7 @@ TEST(Placement, SixteenOfSixtyFourAreValid) {
       }
     }
   }
-  EXPECT_EQ(valid, 16);
+  EXPECT_EQ(valid, kAxisSets * kAxisSets);
 }
 
 // --- Meshes ---
@@ -164,9 +168,9 @@ Mesh default_mesh(const char* strategy, int ranks) {
 }
 
 TEST(MakeMesh, DividesRanksIntoReplicas) {
-  EXPECT_EQ(make_mesh(6, 3), (Mesh{.replicate = 3, .shard = 2}));
-  EXPECT_EQ(make_mesh(7, 7), (Mesh{.replicate = 7, .shard = 1}));
-  EXPECT_EQ(make_mesh(8, 1), (Mesh{.replicate = 1, .shard = 8}));
+  EXPECT_EQ(make_mesh(6, 3), grid(3, 2));
+  EXPECT_EQ(make_mesh(7, 7), grid(7, 1));
+  EXPECT_EQ(make_mesh(8, 1), grid(1, 8));
 }
 
 TEST(MakeMesh, RefusesWhatDoesNotFit) {
@@ -202,13 +206,13 @@ TEST(DefaultReplicas, OfHybridsAreOnePerNode) {
 
 TEST(DefaultReplicas, AreTheFewestThatMakeARealHybrid) {
   for (const char* hybrid : {"hybrid_shard", "hybrid_shard_zero2", "hybrid_full_optimizer"}) {
-    EXPECT_EQ(default_mesh(hybrid, 4), (Mesh{.replicate = 2, .shard = 2}));
-    EXPECT_EQ(default_mesh(hybrid, 6), (Mesh{.replicate = 2, .shard = 3}));
-    EXPECT_EQ(default_mesh(hybrid, 9), (Mesh{.replicate = 3, .shard = 3}));
-    EXPECT_EQ(default_mesh(hybrid, 35), (Mesh{.replicate = 5, .shard = 7}));
-    EXPECT_EQ(default_mesh(hybrid, 16384), (Mesh{.replicate = 2, .shard = 8192}));
+    EXPECT_EQ(default_mesh(hybrid, 4), grid(2, 2));
+    EXPECT_EQ(default_mesh(hybrid, 6), grid(2, 3));
+    EXPECT_EQ(default_mesh(hybrid, 9), grid(3, 3));
+    EXPECT_EQ(default_mesh(hybrid, 35), grid(5, 7));
+    EXPECT_EQ(default_mesh(hybrid, 16384), grid(2, 8192));
     for (const int prime : {1, 2, 3, 7, 13}) {
-      EXPECT_EQ(default_mesh(hybrid, prime), (Mesh{.replicate = 1, .shard = prime}));
+      EXPECT_EQ(default_mesh(hybrid, prime), grid(1, prime));
     }
   }
 }
@@ -224,33 +228,32 @@ TEST(StrategyNote, IsSilentWhereAStrategyIsWhatItsNameSays) {
     }
     if (strategy.hybrid) continue;
     for (const int ranks : {1, 2, 7}) {
-      EXPECT_EQ(note(strategy.name.c_str(), {.replicate = 1, .shard = ranks}), "");
+      EXPECT_EQ(note(strategy.name.c_str(), grid(1, ranks)), "");
     }
   }
-  EXPECT_EQ(note("full_shard", {.replicate = 2, .shard = 2}), "");  // a hybrid by another name
+  EXPECT_EQ(note("full_shard", grid(2, 2)), "");  // a hybrid by another name
 }
 
 TEST(StrategyNote, NamesWhatAHybridOfOneReplicaIs) {
-  EXPECT_EQ(note("hybrid_shard", {.replicate = 1, .shard = 7}),
+  EXPECT_EQ(note("hybrid_shard", grid(1, 7)),
             "hybrid_shard with 1 replica of 7 ranks is full_shard: 7 ranks cannot be divided into "
             "several replicas of several ranks; 8 can");
-  EXPECT_THAT(note("hybrid_shard", {.replicate = 1, .shard = 1}),
+  EXPECT_THAT(note("hybrid_shard", grid(1, 1)),
               AllOf(HasSubstr("1 replica of 1 rank is no_shard"), HasSubstr("4 can")));
-  EXPECT_THAT(note("hybrid_shard", {.replicate = 1, .shard = 2}),
+  EXPECT_THAT(note("hybrid_shard", grid(1, 2)),
               AllOf(HasSubstr("is full_shard"), HasSubstr("4 can")));
-  EXPECT_THAT(note("hybrid_shard_zero2", {.replicate = 1, .shard = 9}),
+  EXPECT_THAT(note("hybrid_shard_zero2", grid(1, 9)),
               AllOf(HasSubstr("is shard_grad_op"), HasSubstr("--replicas 3")));
-  EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 1, .shard = 3}),
-              HasSubstr("is full_shard"));
+  EXPECT_THAT(note("hybrid_full_optimizer", grid(1, 3)), HasSubstr("is full_shard"));
 }
 
 TEST(StrategyNote, NamesWhatReplicasOfOneRankAre) {
-  EXPECT_EQ(note("full_shard", {.replicate = 2, .shard = 1}),
+  EXPECT_EQ(note("full_shard", grid(2, 1)),
             "full_shard with 2 replicas of 1 rank is no_shard: a replica has nothing to share; "
             "choose fewer replicas than ranks");
-  EXPECT_THAT(note("zero1", {.replicate = 4, .shard = 1}), HasSubstr("is no_shard"));
-  EXPECT_THAT(note("hybrid_shard", {.replicate = 2, .shard = 1}), HasSubstr("is no_shard"));
-  EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 4, .shard = 1}),
+  EXPECT_THAT(note("zero1", grid(4, 1)), HasSubstr("is no_shard"));
+  EXPECT_THAT(note("hybrid_shard", grid(2, 1)), HasSubstr("is no_shard"));
+  EXPECT_THAT(note("hybrid_full_optimizer", grid(4, 1)),
               AllOf(HasSubstr("is zero1"), HasSubstr("--replicas 2")));
 }
 

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/sharding/plan.h"
 
@@ -38,19 +39,18 @@ void expect_golden(const std::string& name, const Schedule& schedule) {
 }
 
 TEST(PlanGolden, FullShard) {
-  expect_golden("full_shard_4_ranks",
-                plan(small_layout(4), options_for("full_shard", {.replicate = 1, .shard = 4})));
+  expect_golden("full_shard_4_ranks", plan(small_layout(4), options_for("full_shard", grid(1, 4))));
 }
 
 TEST(PlanGolden, Zero2WithTwoMicroSteps) {
-  PlanOptions options = options_for("zero2", {.replicate = 1, .shard = 2});
+  PlanOptions options = options_for("zero2", grid(1, 2));
   options.micro_steps = 2;
   options.parameter_dtype = DType::kBFloat16;
   expect_golden("zero2_2_ranks_2_micro_steps", plan(small_layout(2, 2), options));
 }
 
 TEST(PlanGolden, NoShardThatSendsBf16WithTwoMicroSteps) {
-  PlanOptions options = options_for("no_shard", {.replicate = 1, .shard = 2});
+  PlanOptions options = options_for("no_shard", grid(1, 2));
   options.micro_steps = 2;
   options.parameter_dtype = DType::kBFloat16;
   options.reduce_dtype = DType::kBFloat16;
@@ -58,13 +58,12 @@ TEST(PlanGolden, NoShardThatSendsBf16WithTwoMicroSteps) {
 }
 
 TEST(PlanGolden, HybridShard) {
-  expect_golden(
-      "hybrid_shard_4_ranks",
-      plan(small_layout(4, 2), options_for("hybrid_shard", {.replicate = 2, .shard = 2})));
+  expect_golden("hybrid_shard_4_ranks",
+                plan(small_layout(4, 2), options_for("hybrid_shard", grid(2, 2))));
 }
 
 TEST(PlanGolden, HybridShardThatReducesHierarchically) {
-  PlanOptions options = options_for("hybrid_shard", {.replicate = 2, .shard = 2});
+  PlanOptions options = options_for("hybrid_shard", grid(2, 2));
   options.reduction_order = ReductionOrder::kHierarchical;
   expect_golden("hybrid_shard_4_ranks_hierarchical", plan(small_layout(4, 2), options));
 }

@@ -113,10 +113,10 @@ TEST(Plan, EveryChoiceIsValidReadsBackAndComesOutTheSameTwice) {
 }
 
 TEST(Plan, EveryValidPlacementGivesAValidPlan) {
-  for (const Mesh mesh : {Mesh{2, 2}, Mesh{3, 2}, Mesh{1, 3}, Mesh{4, 1}}) {
-    for (const AxisSet p : {AxisSet{}, kReplicate, kShard, kBoth}) {
-      for (const AxisSet g : {AxisSet{}, kReplicate, kShard, kBoth}) {
-        for (const AxisSet o : {AxisSet{}, kReplicate, kShard, kBoth}) {
+  for (const Mesh mesh : {grid(2, 2), grid(3, 2), grid(1, 3), grid(4, 1)}) {
+    for (const AxisSet p : every_axis_set()) {
+      for (const AxisSet g : every_axis_set()) {
+        for (const AxisSet o : every_axis_set()) {
           if (!g.contains(p) || !o.contains(g)) continue;
           for (const int micro_steps : {1, 2}) {
             for (const ReductionOrder order :
@@ -147,7 +147,7 @@ TEST(Plan, GathersParametersAsOftenAsTheStrategySays) {
     for (const int micro_steps : {1, 2, 3}) {
       SCOPED_TRACE(concat("depth ", depth, ", micro-steps ", micro_steps));
       const auto gathers = [&](const char* strategy) {
-        PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
+        PlanOptions options = options_for(strategy, grid(1, 4));
         options.micro_steps = micro_steps;
         options.policy.prefetch_forward = options.policy.prefetch_backward = depth;
         return count(plan(chain(kUnits, 4), options), unshards, kShard);
@@ -176,7 +176,7 @@ TEST(Plan, ReducesGradientsAsOftenAsTheStrategySays) {
           Expected{"full_shard", micro_steps, 0, 0}}) {
       for (const bool unsharded : {false, true}) {
         SCOPED_TRACE(concat(e.strategy, ", micro-steps ", micro_steps, ", unsharded ", unsharded));
-        PlanOptions options = options_for(e.strategy, {.replicate = 1, .shard = 4});
+        PlanOptions options = options_for(e.strategy, grid(1, 4));
         options.micro_steps = micro_steps;
         options.accumulate_unsharded = unsharded;
         const Schedule s = plan(chain(kUnits, 4), options);
@@ -203,7 +203,7 @@ TEST(Plan, ReducesFromSlotsWhereGradientsTravelInBf16) {
     for (const auto& [strategy, unsharded] :
          {std::pair{"no_shard", false}, {"zero1", false}, {"zero2", true}, {"full_shard", true}}) {
       SCOPED_TRACE(concat(strategy, ", micro-steps ", micro_steps));
-      PlanOptions options = options_for(strategy, {.replicate = 1, .shard = 4});
+      PlanOptions options = options_for(strategy, grid(1, 4));
       options.micro_steps = micro_steps;
       options.accumulate_unsharded = unsharded;
       options.reduce_dtype = DType::kBFloat16;
@@ -227,7 +227,7 @@ TEST(Plan, ReducesFromSlotsWhereGradientsTravelInBf16) {
 
 TEST(Plan, ShardsGradientBuffersAsTheReductionDemands) {
   const auto axes = [](const Placement& placement, ReductionOrder order, bool unsharded) {
-    const Schedule s = plan(chain(2, 4), {.mesh = {2, 2},
+    const Schedule s = plan(chain(2, 4), {.mesh = grid(2, 2),
                                           .placement = placement,
                                           .reduction_order = order,
                                           .accumulate_unsharded = unsharded});
@@ -250,7 +250,7 @@ TEST(Plan, KeepsGradientsInBf16InSlots) {
   };
   const auto places_of = [](int ranks, DType reduce_dtype) {
     const Strategy& strategy = find_strategy("no_shard");
-    const Schedule s = plan(chain(2, ranks), {.mesh = {1, ranks},
+    const Schedule s = plan(chain(2, ranks), {.mesh = grid(1, ranks),
                                               .placement = strategy.placement,
                                               .reduce_dtype = reduce_dtype,
                                               .micro_steps = 2});
@@ -279,7 +279,7 @@ TEST(Plan, KeepsGradientsInBf16InSlots) {
 TEST(Plan, HybridsReduceOverAllRanksOrInTwoLevels) {
   constexpr int kMicroSteps = 3;
   const auto planned_on_six = [](const char* strategy, ReductionOrder order) {
-    PlanOptions options = options_for(strategy, {.replicate = 2, .shard = 3});
+    PlanOptions options = options_for(strategy, grid(2, 3));
     options.micro_steps = kMicroSteps;
     options.reduction_order = order;
     return plan(chain(kUnits, 6), options);
@@ -309,8 +309,7 @@ TEST(Plan, HybridsReduceOverAllRanksOrInTwoLevels) {
 
 TEST(Plan, OneRankCommunicatesNothing) {
   for (const Strategy& strategy : strategies()) {
-    const Schedule s =
-        plan(chain(kUnits, 1), options_for(strategy.name, {.replicate = 1, .shard = 1}));
+    const Schedule s = plan(chain(kUnits, 1), options_for(strategy.name, grid(1, 1)));
     for (const Action& action : s.actions) {
       EXPECT_TRUE(action.axes.empty()) << strategy.name << ": " << describe(s, action);
     }
@@ -323,7 +322,7 @@ TEST(Plan, OneRankCommunicatesNothing) {
 // --- Slots and prefetching ---
 
 Schedule full_shard_chain(int depth, int micro_steps = 1, int units = kUnits) {
-  PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 4});
+  PlanOptions options = options_for("full_shard", grid(1, 4));
   options.micro_steps = micro_steps;
   options.policy.prefetch_forward = options.policy.prefetch_backward = depth;
   return plan(chain(units, 4), options);
@@ -463,7 +462,7 @@ TEST(Plan, ReductionsInFlightAreBoundedByTheDepth) {
 
 TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
   const auto actions = [](int layers, int ranks) {
-    PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = ranks});
+    PlanOptions options = options_for("full_shard", grid(1, ranks));
     options.policy.prefetch_forward = options.policy.prefetch_backward = 2;
     const auto begin = std::chrono::steady_clock::now();
     const std::size_t size = plan(chain(layers, ranks), options).actions.size();
@@ -483,7 +482,7 @@ TEST(Plan, GrowsLinearlyInLayersAndNotAtAllInRanks) {
 // (bench/plan_bench.cpp); with sanitizers, ten times as long.
 TEST(Plan, PlanningAndValidatingALargeStepTakesMilliseconds) {
   const ModelLayout layout = chain(96, 16384);
-  PlanOptions options = options_for("full_shard", {.replicate = 1, .shard = 16384});
+  PlanOptions options = options_for("full_shard", grid(1, 16384));
   double best_ms = 1e9;
   for (int attempt = 0; attempt < 5; ++attempt) {
     const std::clock_t begin = std::clock();
@@ -512,7 +511,7 @@ void expect_error(const PlanOptions& options, const ModelLayout& layout, ErrorCo
 }
 
 TEST(Plan, RefusesWhatCannotBePlanned) {
-  const Mesh mesh{.replicate = 1, .shard = 2};
+  const Mesh mesh = grid(1, 2);
   PlanOptions options = options_for("full_shard", mesh);
   options.micro_steps = 0;
   expect_error(options, chain(2, 2), ErrorCode::kConfig, "micro-steps");
@@ -530,10 +529,10 @@ TEST(Plan, RefusesWhatCannotBePlanned) {
   expect_error(options_for("full_shard", mesh), frozen, ErrorCode::kConfig, "nothing to train");
 }
 
-// The layout's padding must divide over the mesh's ranks, or shards would lose elements.
-TEST(Plan, RefusesALayoutMadeForAnotherWorld) {
-  expect_error(options_for("full_shard", {.replicate = 1, .shard = 3}), chain(2, 2),
-               ErrorCode::kInvalidArgument, "3 ranks");
+// The layout's padding must divide over the parts of the mesh, or shards would lose elements.
+TEST(Plan, RefusesALayoutThatTheMeshCannotCut) {
+  expect_error(options_for("full_shard", grid(1, 3)), chain(2, 2), ErrorCode::kInvalidArgument,
+               "cut into 3 parts");
 }
 
 }  // namespace

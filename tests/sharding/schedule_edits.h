@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "support/action_uses.h"
+#include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -51,8 +52,8 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
                           int stride = 1) {
   int number = 0;
   for (const Strategy& strategy : strategies()) {
-    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{3, 1},
-                            Mesh{1, 7}, Mesh{2, 3}}) {
+    for (const Mesh mesh : {grid(1, 1), grid(1, 2), grid(1, 3), grid(1, 4), grid(2, 2), grid(3, 1),
+                            grid(1, 7), grid(2, 3)}) {
       for (const ReductionOrder order : {ReductionOrder::kRank, ReductionOrder::kHierarchical}) {
         for (const DType reduce_dtype : {DType::kFloat32, DType::kBFloat16}) {
           for (const int micro_steps : {1, 2, 3}) {
@@ -70,10 +71,10 @@ inline void for_each_plan(const std::function<void(const Schedule&, const std::s
                                           .policy = {forward, backward},
                                           .overlap_optimizer = overlap};
                 visit(plan(small_layout(mesh.world_size()), options),
-                      concat(strategy.name, " on ", mesh.replicate, 'x', mesh.shard, ", order ",
-                             to_string(order), ", reduced in ", to_string(reduce_dtype), ", ",
-                             micro_steps, " micro-steps, unsharded ", unsharded, ", prefetch ",
-                             forward, ' ', backward, overlap ? ", overlapping" : ""));
+                      concat(strategy.name, " on ", shape_of(mesh), ", order ", to_string(order),
+                             ", reduced in ", to_string(reduce_dtype), ", ", micro_steps,
+                             " micro-steps, unsharded ", unsharded, ", prefetch ", forward, ' ',
+                             backward, overlap ? ", overlapping" : ""));
               }
             }
           }

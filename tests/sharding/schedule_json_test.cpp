@@ -28,7 +28,7 @@ TEST(ScheduleJson, ReadsBackEveryPlan) {
 TEST(ScheduleJson, ReadsBackAnEvaluation) {
   const Strategy& strategy = find_strategy("hybrid_shard");
   const Schedule s = plan(small_layout(4), {.purpose = Purpose::kEvaluate,
-                                            .mesh = {2, 2},
+                                            .mesh = grid(2, 2),
                                             .placement = strategy.placement,
                                             .parameter_dtype = DType::kBFloat16});
   EXPECT_EQ(through_json(s), s);
@@ -42,12 +42,12 @@ TEST(ScheduleJson, ReadsBackAnyName) {
     layout.units[i].flats[0].tensors[0].spec.name = names[i];
   }
   const Strategy& strategy = find_strategy("full_shard");
-  const Schedule s = plan(layout, {.mesh = {1, 2}, .placement = strategy.placement});
+  const Schedule s = plan(layout, {.mesh = grid(1, 2), .placement = strategy.placement});
   EXPECT_EQ(through_json(s), s) << to_json(s).dump(1);
 }
 
 TEST(ScheduleJson, NamesFieldsAndOperands) {
-  const Json json = to_json(planned("zero1", {1, 2}));
+  const Json json = to_json(planned("zero1", grid(1, 2)));
   EXPECT_EQ(json["purpose"], "train");
   EXPECT_EQ(json["mesh"]["shard"], 2);
   EXPECT_EQ(json["placement"]["optimizer"], "shard");
@@ -72,7 +72,7 @@ TEST(ScheduleJson, NamesFieldsAndOperands) {
 }
 
 TEST(ScheduleJson, RefusesWhatIsNoSchedule) {
-  const Json good = to_json(planned("full_shard", {1, 2}));
+  const Json good = to_json(planned("full_shard", grid(1, 2)));
   const auto expect = [&](const std::function<void(Json&)>& change, const std::string& says) {
     Json json = good;
     change(json);

@@ -19,7 +19,7 @@ Schedule small_schedule() {
   constexpr DType kFp32 = DType::kFloat32;
   constexpr DType kInt64 = DType::kInt64;
   Schedule s;
-  s.mesh = {.replicate = 1, .shard = 2};
+  s.mesh = grid(1, 2);
   s.placement = {kShard, kShard, kShard};
   s.parameter_dtype = kBf16;
   s.policy.recompute = Recompute::kSelective;
@@ -234,7 +234,7 @@ TEST(ScheduleText, ReadsBackEveryPlan) {
 
 TEST(ScheduleText, HeadersReadBack) {
   Schedule s;
-  s.mesh = {.replicate = 3, .shard = 5};
+  s.mesh = grid(3, 5);
   s.placement = {{}, {Axis::kShard}, {Axis::kReplicate, Axis::kShard}};
   s.purpose = Purpose::kEvaluate;
   s.parameter_dtype = DType::kBFloat16;
@@ -353,7 +353,7 @@ TEST(ScheduleText, RefusesBadHeaders) {
   expect_refused("replicate 1 shard 2", "replicate -1 shard 2", "'-1' is not a number");
   expect_refused("replicate 1 shard 2", "replicate 99999999999 shard 2", "is not a number");
   expect_refused("replicate 1 shard 2", "replicate 1000000000 shard 4",
-                 "a mesh of 1000000000 x 4 ranks is too large");
+                 "a mesh of replicate 1000000000, shard 4 is too large");
   expect_refused("over shard in bf16", "over shards in bf16", "unknown axis 'shards'");
   expect_refused("over shard in bf16", "over shard in bf17", "unknown dtype 'bf17'");
   expect_refused("selective", "some", "unknown recomputation 'some'");

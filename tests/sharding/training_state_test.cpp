@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 
+#include "support/grid.h"
 #include "support/tied_chain.h"
 #include "tessera/core/error.h"
 
@@ -35,10 +36,9 @@ StateOptions options_of(const std::string& strategy, Mesh mesh, DType dtype) {
 void for_each_state(const std::function<void(const StateOptions&, const ModelLayout&)>& visit) {
   const Model model = make_tied(kTiedLayers);
   for (const Strategy& strategy : strategies()) {
-    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{2, 3}}) {
+    for (const Mesh mesh : {grid(1, 1), grid(1, 3), grid(1, 4), grid(2, 2), grid(2, 3)}) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-        SCOPED_TRACE(
-            concat(strategy.name, ' ', mesh.replicate, 'x', mesh.shard, ' ', to_string(dtype)));
+        SCOPED_TRACE(concat(strategy.name, ' ', shape_of(mesh), ' ', to_string(dtype)));
         visit(options_of(strategy.name, mesh, dtype), make_layout(model, {}, mesh.world_size()));
       }
     }
@@ -60,7 +60,7 @@ TEST(TrainingState, NamesItsTensorsAndTheirRoles) {
   const Model model = make_tied(2);
   const ModelLayout layout = make_layout(model, {}, 2);
   const auto list = [&](DType dtype) {
-    const StateOf rank(layout, options_of("zero1", {1, 2}, dtype), 1);
+    const StateOf rank(layout, options_of("zero1", grid(1, 2), dtype), 1);
     std::vector<std::string> lines;
     for (const StateTensor& tensor : rank.state) {
       lines.push_back(concat(tensor.name, ' ', to_string(tensor.role), ' ', tensor.unit, ' ',
@@ -86,7 +86,7 @@ TEST(TrainingState, NamesItsTensorsAndTheirRoles) {
 TEST(TrainingState, KeepsWhatTheOptimizerAsksFor) {
   const Model model = make_tied(2);
   const ModelLayout layout = make_layout(model, {}, 2);
-  StateOptions options = options_of("full_shard", {1, 2}, DType::kFloat32);
+  StateOptions options = options_of("full_shard", grid(1, 2), DType::kFloat32);
   options.optimizer_tensors = {{"momentum"}};
   const StateOf rank(layout, options, 0);
   EXPECT_EQ(rank.state.at("l1.momentum").role, Role::kOptimizer);
@@ -158,7 +158,7 @@ TEST(TrainingState, HasItsParametersInPieces) {
 TEST(TrainingState, FindsItsTensors) {
   const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 2);
-  const StateOf rank(layout, options_of("full_shard", {1, 2}, DType::kFloat32), 0);
+  const StateOf rank(layout, options_of("full_shard", grid(1, 2), DType::kFloat32), 0);
   EXPECT_EQ(rank.state.at("l1.frozen").name, "l1.frozen");
   EXPECT_EQ(rank.state.find(Role::kParameter, {1, 1}), &rank.state.at("l1.frozen"));
   EXPECT_EQ(rank.state.find(Role::kParameter, {0, 1}), nullptr);
@@ -172,11 +172,11 @@ TEST(TrainingState, FindsItsTensors) {
 TEST(TrainingState, HasTheMastersOfItsOptimizersPart) {
   const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 2);
-  const StateOf fp32(layout, options_of("zero1", {1, 2}, DType::kFloat32), 1);
+  const StateOf fp32(layout, options_of("zero1", grid(1, 2), DType::kFloat32), 1);
   const StateTensor& parameter = fp32.state.at("l0.parameter");
   EXPECT_EQ(fp32.state.master({0, 0}).numel(), parameter.view.numel() / 2);
   EXPECT_EQ(fp32.state.master({0, 0}).data, parameter.view.data + parameter.view.bytes() / 2);
-  const StateOf bf16(layout, options_of("zero1", {1, 2}, DType::kBFloat16), 1);
+  const StateOf bf16(layout, options_of("zero1", grid(1, 2), DType::kBFloat16), 1);
   EXPECT_EQ(bf16.state.master({0, 0}).data, bf16.state.at("l0.master").view.data);
 }
 
@@ -262,7 +262,7 @@ TEST(TrainingState, TakesParametersByName) {
     }
   });
   const ModelLayout layout = make_layout(model, {}, 1);
-  StateOf rank(layout, options_of("no_shard", {1, 1}, DType::kFloat32), 0);
+  StateOf rank(layout, options_of("no_shard", grid(1, 1), DType::kFloat32), 0);
   given["l1.bias"].pop_back();
   EXPECT_THAT(error_of([&] {
                 rank.state.set_parameters(
@@ -407,12 +407,12 @@ TEST(AnExecutor, RefusesAStateOfAnotherPlacement) {
     }
     return what;
   };
-  EXPECT_EQ(error_over(options_of("full_shard", {1, 2}, DType::kFloat32)), "");
-  EXPECT_THAT(error_over(options_of("zero1", {1, 2}, DType::kFloat32)),
+  EXPECT_EQ(error_over(options_of("full_shard", grid(1, 2), DType::kFloat32)), "");
+  EXPECT_THAT(error_over(options_of("zero1", grid(1, 2), DType::kFloat32)),
               HasSubstr("the schedule was planned for another state: 'l0.parameter'"));
-  EXPECT_THAT(error_over(options_of("full_shard", {1, 2}, DType::kBFloat16)),
+  EXPECT_THAT(error_over(options_of("full_shard", grid(1, 2), DType::kBFloat16)),
               HasSubstr("the schedule was planned for another state: 'l0.parameter'"));
-  StateOptions momentum = options_of("full_shard", {1, 2}, DType::kFloat32);
+  StateOptions momentum = options_of("full_shard", grid(1, 2), DType::kFloat32);
   momentum.optimizer_tensors.push_back({"third-moment"});
   EXPECT_THAT(error_over(momentum),
               HasSubstr("the training state was made for another optimizer than adamw"));
@@ -424,7 +424,7 @@ TEST(AnExecutor, RefusesAStateThatIsCutInAnotherOrder) {
   const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 4);
   const RandomVectors source(DType::kFloat32);
-  PlanOptions options{.mesh = {2, 2}, .placement = {{}, {Axis::kShard}, kBoth}};
+  PlanOptions options{.mesh = grid(2, 2), .placement = {{}, {Axis::kShard}, kBoth}};
   const Schedule schedule = plan(layout, options);
   StateOptions other = options.state();
   other.placement.gradient = {Axis::kReplicate};
@@ -442,16 +442,16 @@ TEST(AnExecutor, RefusesAStateOnAnotherMesh) {
   const Model model = make_tied(kTiedLayers);
   const ModelLayout layout = make_layout(model, {}, 6);
   const RandomVectors source(DType::kFloat32);
-  const Schedule schedule =
-      plan(layout, {.mesh = {2, 3}, .placement = find_strategy("hybrid_full_optimizer").placement});
-  StateOf of(layout, options_of("hybrid_full_optimizer", {3, 2}, DType::kFloat32), 0);
+  const Schedule schedule = plan(
+      layout, {.mesh = grid(2, 3), .placement = find_strategy("hybrid_full_optimizer").placement});
+  StateOf of(layout, options_of("hybrid_full_optimizer", grid(3, 2), DType::kFloat32), 0);
   std::vector<const Schedule*> schedules{&schedule};
   RankGroups groups = RankGroups::simulated(0, schedules);
   const auto make = [&] {
     Executor executor(of.state, model, {{&schedule, &source}}, groups, of.memory, {});
   };
   EXPECT_THAT(error_of(make),
-              HasSubstr("on a mesh of 2 replicas of 3 ranks; this one is on 3 of 2"));
+              HasSubstr("on a mesh of replicate 2, shard 3; this one is on replicate 3, shard 2"));
 }
 
 }  // namespace

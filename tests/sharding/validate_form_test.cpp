@@ -10,7 +10,7 @@ using namespace test;        // NOLINT: plans and edits
 using namespace operations;  // NOLINT: rows of the table
 
 TEST(ValidateForm, RejectsWaitsThatDoNotPointBackToAnotherLane) {
-  Schedule s = planned("full_shard", {1, 2});
+  Schedule s = planned("full_shard", grid(1, 2));
   at(s, 1).waits = {2};
   expect_breaks(s, Rule::kForm, "action 1 (all-gather over shard embedding.parameter -> p");
   expect_breaks(s, Rule::kForm, "waits for action 2, which is not issued before");
@@ -25,7 +25,7 @@ TEST(ValidateForm, RejectsWaitsThatDoNotPointBackToAnotherLane) {
 }
 
 TEST(ValidateForm, RejectsIndicesOutOfRange) {
-  const Schedule good = planned("full_shard", {1, 2});
+  const Schedule good = planned("full_shard", grid(1, 2));
   const auto expect = [&](int index, const std::function<void(Action&)>& change,
                           const std::string& says) {
     Schedule s = good;
@@ -83,7 +83,7 @@ TEST(ValidateForm, RejectsIndicesOutOfRange) {
 
 TEST(ValidateForm, RejectsSlotsThatAreTooSmall) {
   for (const char letter : {'p', 'g'}) {
-    Schedule s = planned("full_shard", {1, 2});
+    Schedule s = planned("full_shard", grid(1, 2));
     for (ScheduleBuffer& buffer : s.buffers) {
       if (buffer.is_slot() && buffer.name[0] == letter) buffer.numel = 64;
     }
@@ -94,16 +94,16 @@ TEST(ValidateForm, RejectsSlotsThatAreTooSmall) {
 
 TEST(ValidateForm, RejectsContradictoryHeaders) {
   const auto expect = [](const std::function<void(Schedule&)>& change, const std::string& says) {
-    Schedule s = planned("full_shard", {1, 2});
+    Schedule s = planned("full_shard", grid(1, 2));
     change(s);
     expect_breaks(s, Rule::kForm, says);
   };
-  expect([](Schedule& s) { s.mesh.shard = 0; }, "an axis without ranks");
-  expect([](Schedule& s) { s.mesh.shard = 1; }, "names axis shard, which has size 1");
+  expect([](Schedule& s) { s.mesh.set_size(Axis::kShard, 0); }, "an axis without ranks");
+  expect([](Schedule& s) { s.mesh.set_size(Axis::kShard, 1); },
+         "names axis shard, which has size 1");
   expect([](Schedule& s) { s.placement.gradient = {}; }, "no more axes than gradients");
   expect([](Schedule& s) { s.micro_steps = 0; }, "0 micro-steps");
-  expect([](Schedule& s) { s.units[1].flats[0].numel = 3; },
-         "cannot be divided evenly among 2 ranks");
+  expect([](Schedule& s) { s.units[1].flats[0].numel = 3; }, "cannot be cut into 2 equal parts");
   expect([](Schedule& s) { s.units[1].name = s.units[0].name; }, "two units are named embedding");
   expect([](Schedule& s) { s.layers[1].name = s.layers[0].name; }, "two layers are named");
   expect([](Schedule& s) { s.layers[1].forward_reads = {7}; }, "names unit 7 of 5");
@@ -115,7 +115,7 @@ TEST(ValidateForm, RejectsContradictoryHeaders) {
 
 TEST(ValidateForm, RejectsPartsThatOtherLayersContributeTo) {
   const auto expect = [](const std::function<void(Schedule&)>& change, const std::string& says) {
-    Schedule s = planned("full_shard", {1, 2});
+    Schedule s = planned("full_shard", grid(1, 2));
     change(s);
     expect_breaks(s, Rule::kForm, says);
   };
@@ -131,7 +131,7 @@ TEST(ValidateForm, RejectsBuffersThatCannotBe) {
   const auto expect = [](const std::string& name,
                          const std::function<void(ScheduleBuffer&)>& change,
                          const std::string& says) {
-    Schedule s = planned("full_shard", {1, 2});
+    Schedule s = planned("full_shard", grid(1, 2));
     change(buffer(s, name));
     expect_breaks(s, Rule::kForm, says);
   };

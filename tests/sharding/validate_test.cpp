@@ -58,7 +58,7 @@ TEST(Validate, FindsEverySingleMissingAction) {
 }
 
 TEST(ValidateHappensBefore, NamesBothSides) {
-  Schedule s = planned("full_shard", {1, 2});
+  Schedule s = planned("full_shard", grid(1, 2));
   const int forward = find(s, kForward);
   ASSERT_THAT(at(s, forward).waits, ::testing::Contains(1));
   const std::string slot = s.name_of(slot_of(s, at(s, forward)));
@@ -72,7 +72,7 @@ TEST(ValidateHappensBefore, NamesBothSides) {
 }
 
 TEST(ValidateHappensBefore, FindsALossThatDoesNotKnowTheNumberOfTokens) {
-  Schedule s = planned("zero1", {1, 2});
+  Schedule s = planned("zero1", grid(1, 2));
   const int loss = find(s, kLoss);
   ASSERT_THAT(at(s, loss).waits, ::testing::Contains(find(s, kCountTokens)));
   at(s, loss).waits.clear();
@@ -84,7 +84,7 @@ TEST(ValidateHappensBefore, FindsALossThatDoesNotKnowTheNumberOfTokens) {
 // Layers use the compute lane's scratch memory, so even ordered passes stay there.
 TEST(ValidateForm, KeepsPassesOnTheComputeLane) {
   for (const Lane lane : {Lane::kGather, Lane::kReduce}) {
-    Schedule s = planned("no_shard", {1, 1});
+    Schedule s = planned("no_shard", grid(1, 1));
     const int forward = find(s, kForward, 1);
     at(s, forward).lane = lane;
     for (Action& action : s.actions) std::erase(action.waits, forward);
@@ -105,7 +105,7 @@ TEST(ValidateRanks, AcceptsEqualSchedules) {
 }
 
 TEST(ValidateRanks, FindsCollectivesInAnotherOrder) {
-  const Schedule s = planned("full_shard", {1, 3});
+  const Schedule s = planned("full_shard", grid(1, 3));
   const int first = find(s, unshards);
   const int second = find(s, unshards, 1);
   std::vector<Schedule> ranks{s, s, s};
@@ -121,7 +121,7 @@ TEST(ValidateRanks, FindsCollectivesInAnotherOrder) {
 // Each lane by itself agrees, but rank 0 reduces before it gathers and rank 1 gathers before it
 // reduces: with a wait between the two on both ranks, neither could go on.
 TEST(ValidateRanks, FindsOrdersThatDifferOnlyBetweenLanes) {
-  const Schedule s = planned("full_shard", {1, 2});
+  const Schedule s = planned("full_shard", grid(1, 2));
   const int count = find(s, kCountTokens);
   const int unshard = find(s, unshards);
   ASSERT_LT(count, unshard);
@@ -131,13 +131,13 @@ TEST(ValidateRanks, FindsOrdersThatDifferOnlyBetweenLanes) {
 }
 
 TEST(ValidateRanks, FindsMissingCollectivesAndOtherSizes) {
-  const Schedule s = planned("zero1", {1, 2});
+  const Schedule s = planned("zero1", grid(1, 2));
   std::vector<Schedule> ranks{s, without(s, find(s, gathers_updated, 4))};
   EXPECT_THAT(text_of(validate(ranks)), HasSubstr("collectives, but rank 0 issues"));
   const Strategy& strategy = find_strategy("zero1");
   const Schedule smaller =
-      plan(small_layout(2, 2), {.mesh = {1, 2}, .placement = strategy.placement});
-  for (const Schedule& other : {smaller, planned("zero1", {1, 2}, 2)}) {
+      plan(small_layout(2, 2), {.mesh = grid(1, 2), .placement = strategy.placement});
+  for (const Schedule& other : {smaller, planned("zero1", grid(1, 2), 2)}) {
     ranks[1] = other;
     EXPECT_THAT(
         text_of(validate(ranks)),
@@ -148,7 +148,7 @@ TEST(ValidateRanks, FindsMissingCollectivesAndOtherSizes) {
 }
 
 TEST(RequireValid, ThrowsWithEveryViolation) {
-  const Schedule s = planned("zero1", {1, 2});
+  const Schedule s = planned("zero1", grid(1, 2));
   EXPECT_NO_THROW(require_valid(s));
   try {
     require_valid(

@@ -175,7 +175,7 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
   std::vector<SavedPiece> pieces;
   int parameter = 0;
   for_each_flat(layout, [&](const FlatId&, const FlatParameter& flat) {
-    const Range own = nesting.range(flat.padded_numel, nesting.all_axes(), rank);
+    const Range own = nesting.range(flat.padded_numel, nesting.state_axes(), rank);
     for (const FlatTensor& tensor : flat.tensors) {
       const int p = parameter++;
       const std::int64_t begin = std::max<std::int64_t>(own.begin - tensor.offset, 0);
@@ -211,7 +211,7 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
                                           *home.flat, state.name, with_master.contains(home.id));
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
-    const Range own = nesting.range(home.flat->padded_numel, nesting.all_axes(), rank);
+    const Range own = nesting.range(home.flat->padded_numel, nesting.state_axes(), rank);
     const std::int64_t begin = (home.tensor->offset - own.begin) / state.block;
     const TensorView view = part.narrow(0, begin + piece.elements.begin, piece.elements.numel);
     file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});

@@ -54,7 +54,7 @@ std::vector<GemmArgs> gemms_of_run(Config& config, TrainerOptions options) {
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
-  options.evaluation_samples = options.micro_batch * options.ranks;
+  options.evaluation_samples = evaluation_division(options).samples_per_step();
   return record_gemms(make_training_plan(model, shapes, options, &shapes), model, shapes, &shapes);
 }
 

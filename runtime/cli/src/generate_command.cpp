@@ -110,7 +110,7 @@ TrainerOptions forward_options(const Config& config, const PretrainedGpt& pretra
   options.stop_after = 0;
   options.cuda_graph = false;
   options.overlap_steps = false;
-  options.evaluation_samples = options.ranks;
+  options.evaluation_samples = evaluation_division(options).samples_per_step();
   return options;
 }
 

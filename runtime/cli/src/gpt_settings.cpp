@@ -453,8 +453,10 @@ TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
 namespace {
 
 std::int64_t samples_per_step(const Config& config) {
-  return config.get<std::int64_t>("ranks") * config.get<std::int64_t>("micro_batch") *
-         config.get<std::int64_t>("accumulate");
+  const Mesh mesh = make_mesh(static_cast<int>(config.get<std::int64_t>("ranks")), 1);
+  return divide_samples(mesh, config.get<std::int64_t>("accumulate"),
+                        config.get<std::int64_t>("micro_batch"))
+      .samples_per_step();
 }
 
 }  // namespace

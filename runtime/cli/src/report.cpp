@@ -114,7 +114,7 @@ std::string describe_ranks(const TrainerOptions& options) {
   std::string text = options.strategy + " on " + counted(options.ranks, "rank");
   if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
     text += " (" + counted(options.replicas, "replica") + " of " +
-            std::to_string(options.ranks / options.replicas) + ")";
+            std::to_string(mesh_of(options).size(Axis::kShard)) + ")";
   }
   return text + ", " + std::string(to_string(options.precision)) + ", " +
          counted(options.threads_per_rank, "thread") + " per rank";

@@ -163,11 +163,11 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   TextTable table(heading);
   for (const Cell& cell : cells) {
     std::vector<std::string> row = cell.values;
+    const Mesh mesh = mesh_of(cell.plan.options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
     row.insert(
         row.end(),
-        {concat(cell.plan.options.replicas, " x ",
-                cell.plan.options.ranks / cell.plan.options.replicas),
+        {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
          in_ms(cell.step.seconds),
          with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan.options.ranks)),
          cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",

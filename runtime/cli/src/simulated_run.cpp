@@ -42,7 +42,7 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
                            {.profile = profile,
                             .ranks_per_node = ranks_per_node,
                             .ranks_per_process = is_gpu ? 1 : ranks_per_node});
-  run.tokens = resolved.micro_batch * resolved.accumulate * resolved.ranks * choice.sequence_length;
+  run.tokens = sample_division(resolved).samples_per_step() * choice.sequence_length;
   const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
   if (peak != profile.peak.end()) {
     // The peak is a GPU's, or that of all cores of a node.

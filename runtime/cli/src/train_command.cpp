@@ -43,8 +43,8 @@ namespace {
 void print_header(const Config& config, const GptChoice& choice, const Model& model,
                   const TokenDataset& dataset, const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
-  const std::int64_t positions_per_step = options.micro_batch * options.accumulate * options.ranks *
-                                          config.get<std::int64_t>("sequence_length");
+  const std::int64_t positions_per_step =
+      sample_division(options).samples_per_step() * config.get<std::int64_t>("sequence_length");
   std::cout << model.name << ": " << describe_model(model, plan) << "\n"
             << describe_ranks(options) << "\n"
             << "binding: " << describe(*options.binding) << "\n"

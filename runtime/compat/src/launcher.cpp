@@ -20,6 +20,8 @@
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/sharding/placement.h"
+#include "tessera/sharding/sample_division.h"
 
 namespace tessera {
 namespace {
@@ -331,10 +333,12 @@ void adopt_restart(const Launcher& launcher, Config& config) {
   require(given == now || given == first, ErrorCode::kConfig, "ranks is ", given,
           ", but the first attempt had ", first, " ranks");
   config.set_text("ranks", std::to_string(now));
-  const int micro_steps = config.get<int>("accumulate") * first;
-  require(micro_steps % now == 0, ErrorCode::kConfig, now, " ranks cannot share the ", micro_steps,
-          " micro-batches that a step of ", first, " ranks had");
-  config.set_effective("accumulate", micro_steps / now);
+  const SampleDivision before =
+      divide_samples(make_mesh(first, 1), config.get<int>("accumulate"), 1);
+  const std::optional<std::int64_t> micro_steps = before.micro_steps_among(now);
+  require(micro_steps.has_value(), ErrorCode::kConfig, now, " ranks cannot share the ",
+          before.micro_batches_per_step(), " micro-batches that a step of ", first, " ranks had");
+  config.set_effective("accumulate", *micro_steps);
   for (const Setting& setting : config.table()) {
     if (setting.name == "append") config.set_effective("append", true);
     if (setting.name == "overwrite") config.set_effective("overwrite", false);

@@ -3,30 +3,27 @@
 #include <algorithm>
 
 #include "tessera/core/error.h"
+#include "tessera/core/rank_grid.h"
 
 namespace tessera {
 namespace {
 
-constexpr Axis kAllAxes[kAxes] = {Axis::kReplicate, Axis::kShard};
+constexpr bool is_in_order_of_axes() {
+  for (std::size_t row = 0; row < kAxisTable.size(); ++row) {
+    if (kAxisTable[row].axis != static_cast<Axis>(row)) return false;
+  }
+  return true;
+}
+static_assert(is_in_order_of_axes());
 
 }  // namespace
 
-std::string_view to_string(Axis axis) {
-  switch (axis) {
-    case Axis::kReplicate:
-      return "replicate";
-    case Axis::kShard:
-      return "shard";
-  }
-  return "unknown";
-}
-
 std::string to_string(AxisSet axes) {
   std::string text;
-  for (Axis axis : kAllAxes) {
-    if (!axes.contains(axis)) continue;
+  for (const AxisRow& row : kAxisTable) {
+    if (!axes.contains(row.axis)) continue;
     if (!text.empty()) text += '+';
-    text += to_string(axis);
+    text += row.name;
   }
   return text.empty() ? "none" : text;
 }
@@ -37,41 +34,57 @@ AxisSet parse_axes(std::string_view text) {
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('+', begin), text.size());
     const std::string_view name = text.substr(begin, end - begin);
-    bool known = false;
-    for (Axis axis : kAllAxes) {
-      if (name != to_string(axis)) continue;
-      require(!axes.contains(axis), ErrorCode::kConfig, "axis '", name, "' is named twice in '",
-              text, "'");
-      axes = axes | AxisSet{axis};
-      known = true;
-    }
-    require(known, ErrorCode::kConfig, "unknown axis '", name, "' in '", text,
-            "'; choose none, or replicate and shard joined by '+'");
+    const auto* const row = std::ranges::find(kAxisTable, name, &AxisRow::name);
+    require(row != kAxisTable.end(), ErrorCode::kConfig, "unknown axis '", name, "' in '", text,
+            "'; choose ", axis_choices());
+    require(!axes.contains(row->axis), ErrorCode::kConfig, "axis '", name, "' is named twice in '",
+            text, "'");
+    axes = axes | AxisSet{row->axis};
     begin = end + 1;
   }
   return axes;
 }
 
-int Mesh::size(AxisSet axes) const {
-  int product = 1;
-  for (Axis axis : kAllAxes) {
-    if (axes.contains(axis)) product *= size(axis);
+std::string axis_choices() {
+  std::string text = "none, or ";
+  for (std::size_t row = 0; row < kAxisTable.size(); ++row) {
+    if (row > 0) text += row + 1 < kAxisTable.size() ? ", " : " and ";
+    text += kAxisTable[row].name;
   }
-  return product;
+  return text + " joined by '+'";
+}
+
+int Mesh::world_size() const { return rank_grid::ranks(sizes_); }
+
+AxisSet Mesh::axes() const {
+  AxisSet axes;
+  for (const AxisRow& row : kAxisTable) {
+    if (size(row.axis) > 1) axes = axes | AxisSet{row.axis};
+  }
+  return axes;
+}
+
+int Mesh::index(Axis axis, int rank) const {
+  return rank_grid::index(sizes_, static_cast<std::size_t>(axis), rank);
 }
 
 std::vector<int> Mesh::group(AxisSet axes, int rank) const {
   require(rank >= 0 && rank < world_size(), ErrorCode::kInvalidArgument, "rank ", rank,
           " is outside of a mesh of ", world_size());
-  std::vector<int> ranks;
-  for (int other = 0; other < world_size(); ++other) {
-    bool same = true;
-    for (Axis axis : kAllAxes) {
-      same = same && (axes.contains(axis) || index(axis, other) == index(axis, rank));
-    }
-    if (same) ranks.push_back(other);
+  std::vector<std::size_t> dimensions;
+  for (const AxisRow& row : kAxisTable) {
+    if (axes.contains(row.axis)) dimensions.push_back(static_cast<std::size_t>(row.axis));
   }
-  return ranks;
+  return rank_grid::group(sizes_, dimensions, rank);
+}
+
+std::string to_string(const Mesh& mesh, std::string_view separator) {
+  std::string text;
+  for (const AxisRow& row : kAxisTable) {
+    if (!text.empty()) text += separator;
+    text += concat(row.name, ' ', mesh.size(row.axis));
+  }
+  return text;
 }
 
 }  // namespace tessera

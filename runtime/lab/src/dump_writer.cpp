@@ -48,9 +48,8 @@ std::map<std::string, std::vector<int>> groups_of(const std::vector<const Schedu
     for (const Action& action : schedule->actions) {
       const std::string name = group_of(action);
       if (name.empty() || groups.contains(name)) continue;
-      const AxisSet axes =
-          name == kAllRanks ? AxisSet{Axis::kReplicate, Axis::kShard} : action.axes;
-      groups[name] = schedule->mesh.group(axes, rank);
+      const Mesh& mesh = schedule->mesh;
+      groups[name] = mesh.group(name == kAllRanks ? mesh.axes() : action.axes, rank);
     }
   }
   return groups;
@@ -172,7 +171,7 @@ FlightDump DumpWriter::describe_run() const {
                   .host = host_name(),
                   .pid = getpid(),
                   .strategy = options_.strategy,
-                  .mesh = concat("replicate ", mesh.replicate, ", shard ", mesh.shard),
+                  .mesh = to_string(mesh),
                   .world_size = mesh.world_size(),
                   .sees_ends = options_.sees_ends,
                   .programs = {},

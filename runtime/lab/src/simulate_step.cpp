@@ -14,12 +14,8 @@ namespace {
 
 /// The ranks that meet in an action; the first stands for all.
 std::vector<int> members_of(const Schedule& schedule, const Action& action) {
-  if (action.operation->meeting == Meeting::kAlongAxes) {
-    return schedule.mesh.group(action.axes, 0);
-  }
-  std::vector<int> all(static_cast<std::size_t>(schedule.mesh.world_size()));
-  for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank] = static_cast<int>(rank);
-  return all;
+  const bool some = action.operation->meeting == Meeting::kAlongAxes;
+  return schedule.mesh.group(some ? action.axes : schedule.mesh.axes(), 0);
 }
 
 /// Whether an action waits for work of another lane.

@@ -13,7 +13,7 @@ nlohmann::ordered_json to_trace(const Program& program, const ModelLayout& layou
   FlightDump run;
   run.run = "simulated";
   run.strategy = strategy;
-  run.mesh = concat("replicate ", schedule.mesh.replicate, ", shard ", schedule.mesh.shard);
+  run.mesh = to_string(schedule.mesh);
   run.world_size = schedule.mesh.world_size();
   run.programs = {describe_program(schedule)};
   run.programs.front().memory =

@@ -25,6 +25,7 @@
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/sharding/step_context.h"
 
 namespace tessera {
@@ -502,11 +503,11 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
   const Schedule& schedule = programs_.at(number)->schedule;
   require(schedule.purpose == Purpose::kEvaluate, ErrorCode::kInvalidArgument,
           "this schedule trains; evaluation needs one that was planned for it");
-  const std::int64_t per_step =
-      options_.micro_batch * schedule.micro_steps * schedule.mesh.world_size();
+  const std::int64_t steps =
+      divide_samples(schedule.mesh, schedule.micro_steps, options_.micro_batch).steps_for(samples);
   std::array<std::int64_t, kExactSumWords> losses{};
   StepResult result;
-  for (std::int64_t step = 0; step * per_step < samples; ++step) {
+  for (std::int64_t step = 0; step < steps; ++step) {
     begin_step(
         step, [](std::int64_t) { return 0.0; }, number);
     result.items += finish_step().items;
@@ -649,7 +650,7 @@ std::span<const float> Executor::Impl::gather_flat(const FlatId& id, DeviceArray
   const ShardNesting& nesting = state_.nesting();
   const StateTensor* const master = state_.find(Role::kMaster, id);
   const StateTensor& tensor = master != nullptr ? *master : *state_.find(Role::kParameter, id);
-  const Range finest = nesting.range(numel, nesting.all_axes(), state_.rank());
+  const Range finest = nesting.range(numel, nesting.state_axes(), state_.rank());
   const TensorView mine = tensor.view.narrow(0, finest.begin - tensor.range.begin, finest.numel);
   ProcessGroup* const control = groups_.control();
   const std::int64_t ranks = control != nullptr ? control->size() : 1;
@@ -675,7 +676,7 @@ std::vector<std::byte> Executor::Impl::gather_quantized(const FlatId& id) {
   Stream& stream = lanes_.of(Lane::kReduce);
   const ShardNesting& nesting = state_.nesting();
   const StateTensor& tensor = *state_.find(Role::kParameter, id);
-  const Range finest = nesting.range(bytes, nesting.all_axes(), state_.rank());
+  const Range finest = nesting.range(bytes, nesting.state_axes(), state_.rank());
   const std::int64_t offset = finest.begin - tensor.range.begin;
   const TensorView mine = tensor.view.narrow(0, offset, finest.numel);
   ProcessGroup* const control = groups_.control();

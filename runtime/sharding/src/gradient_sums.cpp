@@ -5,23 +5,16 @@
 #include "tessera/core/error.h"
 #include "tessera/sharding/contents.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/sample_division.h"
 
 namespace tessera {
 namespace {
 
+// Addends are named by samples alone, so ranks that contribute to one sample have no names.
+static_assert(kSampleAxes.contains(kGradientAxes));
+
 std::string rounding(DType format) {
   return format == DType::kFloat32 ? std::string() : std::string(to_string(format));
-}
-
-/// Samples from one rank to the next along `axis`: ranks that are cut last are neighbours.
-std::int64_t stride_of(const ShardNesting& nesting, Axis axis) {
-  std::int64_t stride = 1;
-  bool inside = false;
-  for (const Axis other : nesting.order(nesting.all_axes())) {
-    if (inside) stride *= nesting.mesh().size(other);
-    inside = inside || other == axis;
-  }
-  return stride;
 }
 
 }  // namespace
@@ -121,7 +114,8 @@ void GradientSums::contribute(const Operand& to, const Action& action) {
   const ScheduleFlat& flat = schedule_.flat(to.unit, schedule_.flats(to).front());
   const std::string& layer = schedule_.layers[static_cast<std::size_t>(action.layer)].name;
   const DType format = schedule_.buffer(to).format;
-  const std::int64_t sample = std::int64_t{action.micro_step} * schedule_.mesh.world_size();
+  const std::int64_t sample = divide_samples(schedule_.mesh, schedule_.micro_steps, 1)
+                                  .first_sample_of(0, action.micro_step, 0);
   Parts& parts = at(to.buffer);
   if (!to.adds) parts.assign(flat.parts.size(), {});
   for (std::size_t p = 0; p < flat.parts.size(); ++p) {
@@ -163,14 +157,14 @@ void GradientSums::reduce(const Action& action) {
       std::vector<std::int64_t> next;
       for (const std::int64_t origin : origins) {
         for (int i = 0; i < schedule_.mesh.size(axes[a]); ++i) {
-          next.push_back(origin + i * stride_of(nesting_, axes[a]));
+          next.push_back(origin + i * sample_stride(nesting_, axes[a]));
         }
       }
       origins = std::move(next);
     }
     for (const std::int64_t origin : origins) {
       there[p].add_ranks(parts[p].later(origin), schedule_.mesh.size(inner),
-                         stride_of(nesting_, inner));
+                         sample_stride(nesting_, inner));
     }
     there[p] = there[p].rounded(format);
   }

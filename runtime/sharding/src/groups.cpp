@@ -9,14 +9,6 @@
 namespace tessera {
 namespace {
 
-std::size_t bits_of(AxisSet axes) {
-  std::size_t bits = 0;
-  for (int a = 0; a < kAxes; ++a) {
-    if (axes.contains(static_cast<Axis>(a))) bits |= std::size_t{1} << a;
-  }
-  return bits;
-}
-
 /// Every (lane, axes) that some collective of the schedules uses, the same on all ranks.
 std::vector<std::pair<Lane, AxisSet>> collectives_of(std::span<const Schedule* const> schedules) {
   std::set<std::pair<Lane, std::size_t>> seen;
@@ -24,7 +16,7 @@ std::vector<std::pair<Lane, AxisSet>> collectives_of(std::span<const Schedule* c
   for (const Schedule* const schedule : schedules) {
     for (const Action& action : schedule->actions) {
       if (action.axes.empty()) continue;
-      if (seen.insert({action.lane, bits_of(action.axes)}).second) {
+      if (seen.insert({action.lane, action.axes.number()}).second) {
         out.emplace_back(action.lane, action.axes);
       }
     }
@@ -50,7 +42,7 @@ RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule*
   const ShardNesting nesting(mesh, schedule.placement);
   for (const auto& [lane, axes] : collectives_of(schedules)) {
     const int color = nesting.index(nesting.all_axes() - axes, groups.rank_);
-    groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
+    groups.groups_[static_cast<std::size_t>(lane)][axes.number()] =
         world.split(color, nesting.index(axes, groups.rank_));
   }
   groups.control_ = world.split(0, nesting.index(nesting.all_axes(), groups.rank_));
@@ -63,7 +55,7 @@ RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> sche
   groups.rank_ = rank;
   const ShardNesting nesting(schedule.mesh, schedule.placement);
   for (const auto& [lane, axes] : collectives_of(schedules)) {
-    groups.groups_[static_cast<std::size_t>(lane)][bits_of(axes)] =
+    groups.groups_[static_cast<std::size_t>(lane)][axes.number()] =
         make_sim_group(nesting.index(axes, rank), schedule.mesh.size(axes));
   }
   if (schedule.mesh.world_size() > 1) {
@@ -74,7 +66,7 @@ RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> sche
 }
 
 ProcessGroup& RankGroups::of(Lane lane, AxisSet axes) const {
-  const auto& group = groups_[static_cast<std::size_t>(lane)][bits_of(axes)];
+  const auto& group = groups_[static_cast<std::size_t>(lane)][axes.number()];
   if (group == nullptr)
     fail(ErrorCode::kInternal, "no process group for the ", to_string(lane), " lane over ",
          to_string(axes));

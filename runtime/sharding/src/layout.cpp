@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -96,11 +97,11 @@ std::int64_t FlatTensor::numel() const {
   return is_quantized() ? quantized_sizes(spec).bytes : spec.shape.numel();
 }
 
-ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size,
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
                         std::int64_t alignment) {
   check(model);
-  require(world_size >= 1, ErrorCode::kInvalidArgument, "a layout for ", world_size,
-          " ranks; there must be at least one");
+  require(parts >= 1, ErrorCode::kInvalidArgument, "a layout for flat parameters in ", parts,
+          " parts; there must be at least one");
   require(alignment >= kFlatAlignment && alignment % kFlatAlignment == 0,
           ErrorCode::kInvalidArgument, "a layout with an alignment of ", alignment,
           "; it must be a multiple of ", kFlatAlignment);
@@ -129,7 +130,7 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_
   for (Unit& unit : layout.units) {
     for (FlatParameter& flat : unit.flats) {
       const std::int64_t multiple = flat.trainable ? alignment : kFlatAlignment;
-      flat.padded_numel = round_up(flat.numel, world_size * multiple);
+      flat.padded_numel = round_up(flat.numel, parts * multiple);
     }
   }
   for (const auto& layer : model.layers) {
@@ -145,12 +146,10 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_
   return layout;
 }
 
-ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement) : mesh_(mesh) {
+ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement)
+    : mesh_(mesh), all_(mesh.axes()) {
   check(placement);
-  for (const Axis axis : {Axis::kShard, Axis::kReplicate}) {
-    if (mesh.size(axis) > 1) all_ = all_ | AxisSet{axis};
-  }
-  const auto real = [this](AxisSet axes) { return axes - (axes - all_); };
+  const auto real = [this](AxisSet axes) { return axes & all_; };
   placement_ = {real(placement.parameter), real(placement.gradient), real(placement.optimizer)};
   const AxisSet frozen = real(placement.frozen_axes());
   if (frozen != placement_.parameter) placement_.frozen = frozen;
@@ -158,8 +157,8 @@ ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement) : mesh_
   std::ranges::stable_sort(levels, {}, [&mesh](AxisSet axes) { return mesh.size(axes); });
   AxisSet cut;
   for (const AxisSet level : levels) {
-    for (const Axis axis : {Axis::kShard, Axis::kReplicate}) {
-      if ((level - cut).contains(axis)) cutting_order_.push_back(axis);
+    for (const AxisRow& row : kAxisTable | std::views::reverse) {
+      if ((level - cut).contains(row.axis)) cutting_order_.push_back(row.axis);
     }
     cut = cut | level;
   }

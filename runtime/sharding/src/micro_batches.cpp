@@ -14,12 +14,6 @@ namespace {
 constexpr std::int32_t kIgnored = -1;             // what the losses leave out
 constexpr std::int32_t kIgnoredByPyTorch = -100;  // and what data made for PyTorch say instead
 
-/// A rank's place in the order of data.
-std::int64_t place_of(const Schedule& schedule, int rank) {
-  const ShardNesting nesting(schedule.mesh, schedule.placement);
-  return nesting.index(nesting.all_axes(), rank);
-}
-
 /// "samples 8 to 11".
 std::string describe_samples(std::int64_t first, std::int64_t count) {
   return count == 1 ? concat("sample ", first)
@@ -101,9 +95,8 @@ MicroBatches::~MicroBatches() = default;
 MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source, int rank,
                            Memory& memory, std::int64_t samples, int steps_in_flight)
     : source_(source),
-      samples_(samples),
-      ranks_(schedule.mesh.world_size()),
-      place_(place_of(schedule, rank)),
+      division_(divide_samples(schedule.mesh, schedule.micro_steps, samples)),
+      place_(sample_place(ShardNesting(schedule.mesh, schedule.placement), rank)),
       has_contents_(memory.device().kind() != DeviceKind::kSim),
       read_(static_cast<std::size_t>(steps_in_flight)) {
   Device& device = memory.device();
@@ -133,11 +126,12 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
     const TensorView inputs = staging != nullptr ? staging->inputs() : batch.inputs.view();
     const TensorView targets = staging != nullptr ? staging->targets() : batch.targets.view();
     const std::int64_t first = first_sample_of(step, static_cast<int>(m));
-    const std::int64_t filled = fill_from(source_, step, first, samples_, inputs, targets);
+    const std::int64_t filled =
+        fill_from(source_, step, first, division_.micro_batch, inputs, targets);
     items += filled;
     if (first_items_.size() < batches_.size()) first_items_.push_back(filled);
     if (targets.dtype != DType::kInt32 || !has_contents_) continue;
-    const std::string samples = describe_samples(first, samples_);
+    const std::string samples = describe_samples(first, division_.micro_batch);
     const std::int64_t counted = count_targets(targets, samples);
     require(filled == counted, ErrorCode::kInvalidArgument, "BatchSource::fill returned ", filled,
             " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ", counted,
@@ -177,11 +171,6 @@ void MicroBatches::send(std::size_t turn, Stream& stream) {
     }
   });
   for (std::size_t m = 0; m < read.staging.size(); ++m) read.staging[m]->send(batches_[m], stream);
-}
-
-std::int64_t MicroBatches::index_of(std::int64_t step, int micro_step) const {
-  const auto micro_steps = static_cast<std::int64_t>(batches_.size());
-  return (step * micro_steps + micro_step) * ranks_ + place_;
 }
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/tensor.h"
-#include "tessera/sharding/layout.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/sharding/schedule.h"
 
 namespace tessera {
@@ -26,10 +26,12 @@ class MicroBatches {
   /// Issues the way to the device of what was read, on the lane that uses it.
   void send(std::size_t turn, Stream& stream);
   /// The global number of a micro-batch.
-  std::int64_t index_of(std::int64_t step, int micro_step) const;
+  std::int64_t index_of(std::int64_t step, int micro_step) const {
+    return division_.index_of(step, micro_step, place_);
+  }
   /// That of its first sample.
   std::int64_t first_sample_of(std::int64_t step, int micro_step) const {
-    return index_of(step, micro_step) * samples_;
+    return division_.first_sample_of(step, micro_step, place_);
   }
 
   const Batch& at(int micro_step) const { return batches_[static_cast<std::size_t>(micro_step)]; }
@@ -48,10 +50,9 @@ class MicroBatches {
   };
 
   const BatchSource& source_;
-  const std::int64_t samples_;
-  const std::int64_t ranks_;
-  const std::int64_t place_;  ///< of this rank among those that share the data
-  const bool has_contents_;   ///< false on the sim device
+  const SampleDivision division_;
+  const int place_;          ///< of this rank among those that divide the samples
+  const bool has_contents_;  ///< false on the sim device
   std::vector<Batch> batches_;
   std::vector<std::int64_t> first_items_;  ///< by micro-step: what fill() said of the first read
   std::vector<Read> read_;                 ///< by turn

@@ -106,7 +106,7 @@ void write_gradients(ContentWalk& walk, const Action& action) {
     walk.write(*operand, {.role = Role::kGradient,
                           .unit = id.unit,
                           .flats = {id.flat},
-                          .partial = walk.all_axes(),
+                          .partial = walk.gradient_axes(),
                           .begin = contribution,
                           .end = contribution + 1,
                           .open = true});
@@ -577,8 +577,9 @@ void norm_partial(ContentWalk& walk, const Action& action) {
   }
   require_complete(walk, gradient);
   walk.require_that(
-      gradient.sharded == walk.all_axes(), "ranks must read different parts of ",
-      walk.unit_name(gradient.unit), ", sharded over ", [&] { return to_string(walk.all_axes()); },
+      gradient.sharded == walk.gradient_axes(), "ranks must read different parts of ",
+      walk.unit_name(gradient.unit), ", sharded over ",
+      [&] { return to_string(walk.gradient_axes()); },
       ", or elements count more than once in the norm");
   bool& is_normed = walk.is_normed(walk.id_of(gradient));
   walk.require_that(!is_normed, "the norm of ", walk.unit_name(gradient.unit),

@@ -154,14 +154,7 @@ class Parser {
     if (key == "purpose") {
       s.purpose = parse_name("purpose", line.take("train or evaluate"), kPurposes);
     } else if (key == "mesh") {
-      line.expect("replicate");
-      s.mesh.replicate = line.number("the number of replicas");
-      line.expect("shard");
-      s.mesh.shard = line.number("the number of shards");
-      require(
-          s.mesh.shard == 0 || s.mesh.replicate <= std::numeric_limits<int>::max() / s.mesh.shard,
-          ErrorCode::kConfig, "a mesh of ", s.mesh.replicate, " x ", s.mesh.shard,
-          " ranks is too large; there can be ", std::numeric_limits<int>::max());
+      s.mesh = parse_mesh(line);
     } else if (key == "parameter") {
       s.placement.parameter = parse_over(line);
       s.parameter_dtype = parse_in(line);
@@ -355,6 +348,21 @@ class Parser {
     return operand;
   }
 
+  static Mesh parse_mesh(Line& line) {
+    Mesh mesh;
+    std::int64_t ranks = 1;
+    bool fits = true;
+    for (const AxisRow& row : kAxisTable) {
+      line.expect(row.name);
+      mesh.set_size(row.axis, line.number(concat("the size of axis ", row.name)));
+      ranks *= std::max(mesh.size(row.axis), 1);
+      fits = fits && ranks <= std::numeric_limits<int>::max();
+      if (!fits) ranks = 1;
+    }
+    require(fits, ErrorCode::kConfig, "a mesh of ", to_string(mesh), " is too large; there can be ",
+            std::numeric_limits<int>::max(), " ranks");
+    return mesh;
+  }
   static AxisSet parse_over(Line& line) {
     line.expect("over");
     return parse_axes(line.take("axes"));

@@ -83,7 +83,9 @@ Parts parts_of(const Placement& placement, const Mesh& mesh) {
 
 /// The strategy without replicas that does the same as `strategy` on `mesh`; null if there is none.
 const Strategy* plain_strategy_like(const Strategy& strategy, const Mesh& mesh) {
-  const Mesh one{.replicate = 1, .shard = mesh.world_size()};
+  Mesh one = mesh;
+  one.set_size(Axis::kReplicate, 1);
+  one.set_size(Axis::kShard, mesh.size(kBoth));
   const Parts parts = parts_of(strategy.placement, mesh);
   for (const Strategy& plain : strategies()) {
     if (plain.hybrid || parts_of(plain.placement, one) != parts) continue;
@@ -185,19 +187,20 @@ Mesh make_mesh(int ranks, int replicas) {
           " ranks; use at most as many replicas as ranks");
   require(ranks % replicas == 0, ErrorCode::kConfig, ranks, " ranks cannot be divided into ",
           replicas, " equal replicas; choose a divisor of ", ranks);
-  return Mesh{.replicate = replicas, .shard = ranks / replicas};
+  return {{Axis::kReplicate, replicas}, {Axis::kShard, ranks / replicas}};
 }
 
 std::string strategy_note(const Strategy& strategy, const Mesh& mesh) {
-  const int ranks = mesh.world_size();
+  const int ranks = mesh.size(kBoth);
   if (ranks == 1 && !strategy.hybrid) return "";  // one rank has nothing to share
   const Strategy* const same = plain_strategy_like(strategy, mesh);
   if (same == nullptr || same->name == strategy.name) return "";
   const auto count = [](int n, const char* noun) {
     return concat(n, ' ', noun, n == 1 ? "" : "s");
   };
-  const std::string where = concat(strategy.name, " with ", count(mesh.replicate, "replica"),
-                                   " of ", count(mesh.shard, "rank"), " is ", same->name, ": ");
+  const std::string where =
+      concat(strategy.name, " with ", count(mesh.size(Axis::kReplicate), "replica"), " of ",
+             count(mesh.size(Axis::kShard), "rank"), " is ", same->name, ": ");
   if (!strategy.hybrid) {
     return where + "a replica has nothing to share; choose fewer replicas than ranks";
   }

@@ -91,15 +91,15 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   static_cast<PlanOptions&>(schedule) = options;
   schedule.placement = ShardNesting(options.mesh, options.placement).placement();
   state_buffers(layout, options.state());  // throws what does not fit the layout
-  const int ranks = options.mesh.world_size();
+  const int parts = flat_parts(options.mesh);
   for (const Unit& unit : layout.units) {
     require(std::ssize(unit.flats) <= FlatSet::kMost, ErrorCode::kInvalidArgument, "unit '",
             unit.name, "' has ", unit.flats.size(), " flat parameters, more than ", FlatSet::kMost);
     for (const FlatParameter& flat : unit.flats) {
-      require(flat.padded_numel % (ranks * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
+      require(flat.padded_numel % (parts * kFlatAlignment) == 0, ErrorCode::kInvalidArgument,
               "unit '", unit.name, "' is padded to ", flat.padded_numel,
-              " elements, which cannot be divided among ", ranks,
-              " ranks; make the layout for as many ranks as the mesh has");
+              " elements, which cannot be cut into ", parts,
+              " parts; make the layout for flat_parts() of the mesh");
     }
   }
   schedule.units = schedule_units(layout, options.parameter_dtype);

@@ -41,7 +41,7 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
 Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
   require(step.purpose == Purpose::kTrain, ErrorCode::kInvalidArgument,
           "a snapshot is taken beside a step that trains");
-  const AxisSet all = ShardNesting(step.mesh, step.placement).all_axes();
+  const AxisSet all = ShardNesting(step.mesh, step.placement).state_axes();
   Schedule result = step;
   std::vector<Action> copies;
   for (const int tensor : tensors_to_copy(step, rounded_at_random)) {

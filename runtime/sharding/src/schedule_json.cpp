@@ -84,18 +84,20 @@ void add_lines(std::string& text, const Json& json, const char* key, const Line&
 
 std::string to_text(const Json& json) {
   std::string text = concat(kScheduleTitle, '\n');
-  const Json& mesh = json.at("mesh");
   const Json& placement = json.at("placement");
   const auto plain = [](const Json& item) { return word(item, false); };
   const std::string frozen = placement.contains("frozen")
                                  ? concat("\nfrozen over ", plain(placement.at("frozen")))
                                  : std::string();
-  text += concat("purpose ", plain(json.at("purpose")), "\nmesh replicate ",
-                 plain(mesh.at("replicate")), " shard ", plain(mesh.at("shard")),
-                 "\nparameter over ", plain(placement.at("parameter")), " in ",
-                 plain(json.at("parameter_dtype")), frozen, "\ngradient over ",
-                 plain(placement.at("gradient")), " in ", plain(json.at("reduce_dtype")),
-                 "\noptimizer over ", plain(placement.at("optimizer")), '\n');
+  std::string mesh;
+  for (const AxisRow& row : kAxisTable) {
+    mesh += concat(' ', row.name, ' ', plain(json.at("mesh").at(std::string(row.name))));
+  }
+  text += concat("purpose ", plain(json.at("purpose")), "\nmesh", mesh, "\nparameter over ",
+                 plain(placement.at("parameter")), " in ", plain(json.at("parameter_dtype")),
+                 frozen, "\ngradient over ", plain(placement.at("gradient")), " in ",
+                 plain(json.at("reduce_dtype")), "\noptimizer over ",
+                 plain(placement.at("optimizer")), '\n');
   for (const char* const key : {"micro_steps", "recompute", "first_backward_layer"}) {
     text += concat(key, ' ', plain(json.at(key)), '\n');
   }
@@ -213,6 +215,8 @@ Json to_json(const Schedule& schedule) {
   }
   Json actions = Json::array();
   for (const Action& action : schedule.actions) actions.push_back(action_of(schedule, action));
+  Json mesh = Json::object();
+  for (const AxisRow& row : kAxisTable) mesh[std::string(row.name)] = schedule.mesh.size(row.axis);
   Json placement{{"parameter", to_string(schedule.placement.parameter)},
                  {"gradient", to_string(schedule.placement.gradient)},
                  {"optimizer", to_string(schedule.placement.optimizer)}};
@@ -222,7 +226,7 @@ Json to_json(const Schedule& schedule) {
     if (is_written(row, schedule)) policy[row.name] = words_of(row.write(schedule));
   }
   return {{"purpose", to_string(schedule.purpose)},
-          {"mesh", {{"replicate", schedule.mesh.replicate}, {"shard", schedule.mesh.shard}}},
+          {"mesh", mesh},
           {"placement", placement},
           {"parameter_dtype", to_string(schedule.parameter_dtype)},
           {"reduce_dtype", to_string(schedule.reduce_dtype)},

@@ -55,7 +55,7 @@ void write_header(std::ostream& out, const Schedule& schedule) {
   };
   out << kScheduleTitle << "\n\n";
   line("purpose", to_string(schedule.purpose));
-  line("mesh", "replicate ", schedule.mesh.replicate, " shard ", schedule.mesh.shard);
+  line("mesh", to_string(schedule.mesh, " "));
   line("parameter", "over ", to_string(placement.parameter), " in ",
        to_string(schedule.parameter_dtype));
   if (placement.frozen) line("frozen", "over ", to_string(*placement.frozen));

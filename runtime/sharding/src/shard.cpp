@@ -21,7 +21,7 @@ struct GradientRoute {
         by_rank(schedule.reduction_order == ReductionOrder::kRank),
         is_rounded(schedule.reduce_dtype != DType::kFloat32),
         last_micro_step(schedule.micro_steps - 1),
-        all_axes(nesting.all_axes()),
+        all_axes(nesting.gradient_axes()),
         optimizer_axes(schedule.placement.optimizer) {
     if (every) buffer_axes = by_rank ? optimizer_axes : schedule.placement.gradient;
     if (by_rank || optimizer_axes.empty()) {

@@ -16,7 +16,7 @@ void check_alignment(const FlatParameter& flat, const StateOptions& options,
                      const std::string& unit) {
   const std::int64_t alignment = flat_alignment(options.optimizer_tensors);
   if (alignment == kFlatAlignment) return;
-  bool fits = flat.padded_numel % (options.mesh.world_size() * alignment) == 0;
+  bool fits = flat.padded_numel % (flat_parts(options.mesh) * alignment) == 0;
   for (const FlatTensor& tensor : flat.tensors) fits = fits && tensor.offset % alignment == 0;
   require(fits, ErrorCode::kInvalidArgument, "unit ", unit, " is not laid out for blocks of ",
           alignment, " elements, which the optimizer has; give make_layout() its flat_alignment()");

@@ -67,9 +67,8 @@ StepBuffers::StepBuffers(const Schedule& schedule, const TrainingState& state,
       disk_(state.disk()),
       extents_(schedule.buffers.size()) {
   require(schedule.mesh == state.options().mesh, ErrorCode::kInvalidArgument,
-          "the schedule was planned for another state, on a mesh of ", schedule.mesh.replicate,
-          " replicas of ", schedule.mesh.shard, " ranks; this one is on ",
-          state.options().mesh.replicate, " of ", state.options().mesh.shard);
+          "the schedule was planned for another state, on a mesh of ", to_string(schedule.mesh),
+          "; this one is on ", to_string(state.options().mesh));
   std::size_t persistent = 0;
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];

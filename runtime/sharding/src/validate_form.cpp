@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/layout.h"
 #include "tessera/sharding/operation.h"
 #include "validation.h"
 
@@ -44,15 +45,16 @@ class FormCheck {
 
   void check_mesh() {
     const Placement& p = s_.placement;
-    if (s_.mesh.replicate < 1 || s_.mesh.shard < 1)
-      return add("the mesh has an axis without ranks");
+    for (const AxisRow& row : kAxisTable) {
+      if (s_.mesh.size(row.axis) < 1) return add("the mesh has an axis without ranks");
+    }
     if (!p.optimizer.contains(p.gradient) || !p.gradient.contains(p.parameter)) {
       add("parameters must be sharded over no more axes than gradients, and gradients over no more "
           "axes than optimizer state");
     }
-    for (const Axis axis : {Axis::kReplicate, Axis::kShard}) {
-      if (s_.mesh.size(axis) == 1 && p.optimizer.contains(axis)) {
-        add("the placement names axis ", to_string(axis), ", which has size 1");
+    for (const AxisRow& row : kAxisTable) {
+      if (s_.mesh.size(row.axis) == 1 && p.optimizer.contains(row.axis)) {
+        add("the placement names axis ", row.name, ", which has size 1");
       }
     }
     if (s_.micro_steps < 1) add("there are ", s_.micro_steps, " micro-steps");
@@ -60,7 +62,7 @@ class FormCheck {
 
   void check_units() {
     std::set<std::string_view> names;
-    const int ranks = s_.mesh.world_size();
+    const int parts = flat_parts(s_.mesh);
     for (const ScheduleUnit& unit : s_.units) {
       if (!names.insert(unit.name).second) add("two units are named ", unit.name);
       std::set<std::string_view> flats;
@@ -74,9 +76,9 @@ class FormCheck {
         if (flat.is_quantized() && flat.trainable) {
           add("unit ", unit.name, " trains ", flat.name, ", which is quantised");
         }
-        if (flat.numel > 0 && flat.numel % ranks == 0) continue;
-        add("unit ", unit.name, " has ", flat.numel,
-            " elements, which cannot be divided evenly among ", ranks, " ranks");
+        if (flat.numel > 0 && flat.numel % parts == 0) continue;
+        add("unit ", unit.name, " has ", flat.numel, " elements, which cannot be cut into ", parts,
+            " equal parts");
       }
     }
   }
@@ -200,7 +202,7 @@ class FormCheck {
   /// A block lies in one shard: so its numbers depend on no number of ranks.
   void check_blocks(const ScheduleBuffer& buffer) {
     const std::int64_t numel = s_.flat(buffer.unit, buffer.flat).numel;
-    if (buffer.block == 1 || numel % (s_.mesh.world_size() * buffer.block) == 0) return;
+    if (buffer.block == 1 || numel % (flat_parts(s_.mesh) * buffer.block) == 0) return;
     add(buffer.name, " is of blocks of ", buffer.block,
         " elements, and shards of the unit are not");
   }
@@ -378,18 +380,12 @@ class FormCheck {
   void check_axes(int index, const Action& action) {
     if (action.operation->meeting != Meeting::kAlongAxes) {
       if (!action.axes.empty()) add_at(index, "axes mean nothing here");
-    } else if (action.axes.empty() || s_.mesh.size(action.axes) < 2 || !is_live(action.axes)) {
+    } else if (action.axes.empty() || !is_live(action.axes)) {
       add_at(index, "a collective over ", to_string(action.axes), " has no peers");
     }
   }
 
-  bool is_live(AxisSet axes) const {
-    for (int a = 0; a < kAxes; ++a) {
-      if (axes.contains(static_cast<Axis>(a)) && s_.mesh.size(static_cast<Axis>(a)) < 2)
-        return false;
-    }
-    return true;
-  }
+  bool is_live(AxisSet axes) const { return s_.mesh.axes().contains(axes); }
 
   void check_operand(int index, const Operation& operation, const Operand& operand) {
     if (!in_range(operand.buffer, s_.buffers.size())) {

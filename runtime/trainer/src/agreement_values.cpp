@@ -134,7 +134,7 @@ std::vector<NamedText> identity_of_data(const BatchSource& source, const Trainer
   if (!own.empty()) return own;
   const std::int64_t samples = options.micro_batch;
   const std::int64_t batches =
-      std::min(options.steps, kSampledSteps) * options.accumulate * options.ranks;
+      std::min(options.steps, kSampledSteps) * sample_division(options).micro_batches_per_step();
   const Shape input_shape = source.input_shape(samples),
               target_shape = source.target_shape(samples);
   const auto bytes = [](const Shape& shape, DType dtype) {

@@ -87,12 +87,13 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
 /// The same samples per step on fewer ranks: fewer copies of what is not sharded, and of
 /// activations.
 void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
-  const std::int64_t micro_steps = std::int64_t{base.options.ranks} * base.options.accumulate;
-  const std::int64_t fewest = (micro_steps + kMaxAccumulate - 1) / kMaxAccumulate;
+  const SampleDivision division = sample_division(base.options);
+  const std::int64_t fewest =
+      (division.micro_batches_per_step() + kMaxAccumulate - 1) / kMaxAccumulate;
   for (const std::int64_t ranks : ever_smaller(base.options.ranks, base.options.ranks, fewest)) {
     Remedy remedy = base;
     remedy.options.ranks = static_cast<int>(ranks);
-    remedy.options.accumulate = static_cast<int>(micro_steps / ranks);
+    remedy.options.accumulate = static_cast<int>(*division.micro_steps_among(ranks));
     remedy.words = concat("--ranks ", ranks, " --accumulate ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }

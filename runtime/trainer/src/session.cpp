@@ -24,10 +24,6 @@ namespace {
 
 constexpr std::size_t kTraining = 0, kEvaluation = 1;  // indices of programs
 
-std::int64_t samples_per_step(const TrainerOptions& options) {
-  return options.micro_batch * options.accumulate * options.ranks;
-}
-
 DumpOptions dump_options(const TrainerOptions& options) {
   const World* const world = options.world.get();
   return {.strategy = options.strategy,
@@ -217,7 +213,7 @@ void Session::Impl::resume() {
   const Manifest& manifest = point->manifest;
   steps_ = manifest.step;
   skipped_ = manifest.loss_scaler.value_or(LossScalerState()).skipped;
-  offset_ = manifest.samples - steps_ * samples_per_step(plan_.options);
+  offset_ = manifest.samples - steps_ * sample_division(plan_.options).samples_per_step();
   later_->begin_at(offset_);
 }
 
@@ -272,7 +268,8 @@ void Session::Impl::begin_save(const std::string& folder) {
   require_none_begun();
   require(!saver().in_flight(), ErrorCode::kInvalidArgument,
           "a checkpoint is being written; finish_save() comes first");
-  saver().begin(folder, steps_, offset_ + steps_ * samples_per_step(plan_.options), loss_scaler());
+  const std::int64_t samples = steps_ * sample_division(plan_.options).samples_per_step();
+  saver().begin(folder, steps_, offset_ + samples, loss_scaler());
 }
 
 std::optional<SaveRecord> Session::Impl::finish_save() {
@@ -312,8 +309,8 @@ bool Session::Impl::agrees_to_stop(std::int64_t next) {
 StepRecord Session::Impl::record_of(const StepResult& result, const RankSeat& seat,
                                     double seconds) const {
   const TrainerOptions& options = plan_.options;
-  const std::int64_t positions =
-      source_.target_shape(options.micro_batch).numel() * options.accumulate * options.ranks;
+  const std::int64_t positions = source_.target_shape(options.micro_batch).numel() *
+                                 sample_division(options).micro_batches_per_step();
   StepRecord record{.step = steps_ + 1,
                     .loss = result.loss,
                     .gradient_norm = result.gradient_norm,

@@ -120,11 +120,19 @@ TrainerOptions resolved(TrainerOptions options) {
   const int replicas = options.replicas > 0
                            ? options.replicas
                            : default_replicas(strategy, options.ranks, options.ranks_per_node);
-  options.replicas = make_mesh(options.ranks, replicas).replicate;
+  options.replicas = make_mesh(options.ranks, replicas).size(Axis::kReplicate);
   if (options.threads_per_rank == 0) {
     options.threads_per_rank = default_threads(options);
   }
   return options;
+}
+
+Mesh mesh_of(const TrainerOptions& options) {
+  return make_mesh(options.ranks, std::max(options.replicas, 1));
+}
+
+SampleDivision sample_division(const TrainerOptions& options) {
+  return divide_samples(mesh_of(options), options.accumulate, options.micro_batch);
 }
 
 Placement placement_of(const TrainerOptions& options) {
@@ -138,7 +146,7 @@ Placement placement_of(const TrainerOptions& options) {
 std::string strategy_note(const TrainerOptions& resolved) {
   const Strategy& strategy = find_strategy(resolved.strategy);
   if (resolved.placement != strategy.placement || !resolved.trainable_strategy.empty()) return "";
-  return strategy_note(strategy, make_mesh(resolved.ranks, resolved.replicas));
+  return strategy_note(strategy, mesh_of(resolved));
 }
 
 TrainerOptions with_strategy(TrainerOptions options, std::string_view name) {

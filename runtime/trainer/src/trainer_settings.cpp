@@ -119,9 +119,8 @@ void check_below_one(const json& value) {
 Row placement(const char* name, const std::string& what, AxisSet Placement::*state) {
   return {
       {.name = name,
-       .help = "over which axes " + what +
-               " are sharded: none, shard, replicate or replicate+shard [as the strategy has "
-               "it]",
+       .help = concat("over which axes ", what, " are sharded: ", axis_choices(),
+                      " [as the strategy has it]"),
        .check = check_axes},
       [state](const O& o) { return o.placement ? json(to_string((*o.placement).*state)) : json(); },
       [state](O& o, const json& value) {

@@ -16,6 +16,8 @@
 namespace tessera {
 namespace {
 
+constexpr int kEvaluationMicroSteps = 1;
+
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return "only a GPU has graphs";
@@ -80,12 +82,12 @@ std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& call
 }  // namespace
 
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
-  return make_layout(model, options.wrap, options.ranks,
+  return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
                      flat_alignment(optimizer_tensors(options.optimizer)));
 }
 
 PlanOptions plan_options(const TrainerOptions& options) {
-  return {.mesh = {.replicate = options.replicas, .shard = options.ranks / options.replicas},
+  return {.mesh = mesh_of(options),
           .placement = *options.placement,
           .reshard_after_forward = *options.reshard_after_forward,
           .reduction_order = options.reduction_order,
@@ -143,9 +145,12 @@ std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
                       executor_options(plan.options));
 }
 
+SampleDivision evaluation_division(const TrainerOptions& options) {
+  return divide_samples(mesh_of(options), kEvaluationMicroSteps, options.micro_batch);
+}
+
 std::int64_t evaluation_steps(const TrainerOptions& resolved) {
-  const std::int64_t samples = resolved.micro_batch * resolved.ranks;
-  return (resolved.evaluation_samples + samples - 1) / samples;
+  return evaluation_division(resolved).steps_for(resolved.evaluation_samples);
 }
 
 TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
@@ -177,7 +182,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
             " is out of range; allowed: at least 1, where there is data to evaluate with");
     PlanOptions forward_only = plan_options(result.options);
     forward_only.purpose = Purpose::kEvaluate;
-    forward_only.micro_steps = 1;
+    forward_only.micro_steps = kEvaluationMicroSteps;
     result.evaluation = plan(result.layout, forward_only);
     require_valid(*result.evaluation);
     programs.push_back({&*result.evaluation, evaluation});

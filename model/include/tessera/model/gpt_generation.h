@@ -15,7 +15,7 @@ namespace tessera {
 ///
 ///   GptGeneration gpt(config, 64);
 ///   options.micro_batch = 1;
-///   options.evaluation_samples = options.ranks;
+///   options.evaluation_samples = evaluation_division(options).samples_per_step();
 ///   Session session(gpt.model(), gpt, options, &gpt);
 ///   gpt.set_context(tokens);
 ///   session.evaluate();

@@ -1,12 +1,13 @@
 #include <CLI/CLI.hpp>
-#include <array>
 #include <ctime>
 #include <iostream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/bench_commands.h"
@@ -48,24 +49,44 @@ struct CollectivesRequest {
 
 /// Groups that a collective runs over, all at once.
 struct GroupKind {
-  const char* name;
+  std::string_view name;
   std::optional<Axis> axis;  ///< none: all ranks
 };
-constexpr std::array<GroupKind, 3> kGroupKinds{
-    {{"world", std::nullopt}, {"shard", Axis::kShard}, {"replicate", Axis::kReplicate}}};
+
+/// All ranks, and the groups of each axis from the innermost outwards.
+std::vector<GroupKind> all_group_kinds() {
+  std::vector<GroupKind> kinds{{"world", std::nullopt}};
+  for (const AxisRow& row : kAxisTable | std::views::reverse) kinds.push_back({row.name, row.axis});
+  return kinds;
+}
+
+/// The other name of a group; "" if it has none.
+std::string_view alias_of(const GroupKind& kind) {
+  if (kind.axis == Axis::kShard) return "intra";
+  return kind.axis == Axis::kReplicate ? "inter" : "";
+}
+
+/// "world, shard (or intra), replicate (or inter), all".
+std::string group_names() {
+  std::string text;
+  for (const GroupKind& kind : all_group_kinds()) {
+    const std::string_view alias = alias_of(kind);
+    text += concat(kind.name, alias.empty() ? "" : concat(" (or ", alias, ")"), ", ");
+  }
+  return text + "all";
+}
 
 std::vector<GroupKind> groups_of(const CollectivesRequest& request, const Mesh& mesh) {
-  const std::string name = request.group == "intra"   ? "shard"
-                           : request.group == "inter" ? "replicate"
-                                                      : request.group;
   std::vector<GroupKind> kinds;
-  for (const GroupKind& kind : kGroupKinds) {
-    // With one replica the shard group is the world, and the other has one rank.
-    const bool of_interest = !kind.axis || mesh.replicate > 1;
-    if (name == kind.name || (name == "all" && of_interest)) kinds.push_back(kind);
+  for (const GroupKind& kind : all_group_kinds()) {
+    // With one replica the shard group is the world, and the others have one rank.
+    const bool of_interest = !kind.axis || mesh.world_size() > mesh.size(Axis::kShard);
+    const std::string_view alias = alias_of(kind);
+    const bool is_named = request.group == kind.name || (!alias.empty() && request.group == alias);
+    if (is_named || (request.group == "all" && of_interest)) kinds.push_back(kind);
   }
   require(!kinds.empty(), ErrorCode::kConfig, "there is no group '", request.group,
-          "'; there are: world, shard (or intra), replicate (or inter), all");
+          "'; there are: ", group_names());
   return kinds;
 }
 
@@ -121,7 +142,7 @@ class CollectivesRun {
       : request_(request),
         measure_(request.measure),
         options_(std::move(options)),
-        mesh_{.replicate = request.replicas, .shard = options_.ranks / request.replicas},
+        mesh_(make_mesh(options_.ranks, request.replicas)),
         kinds_(groups_of(request, mesh_)),
         cases_(collectives_of(request)),
         speaks_(speaks),
@@ -169,8 +190,7 @@ class CollectivesRun {
     for (const GroupKind& kind : kinds_) {
       std::unique_ptr<ProcessGroup> part;
       if (kind.axis) {
-        const Axis other = *kind.axis == Axis::kShard ? Axis::kReplicate : Axis::kShard;
-        part = world.split(mesh_.index(other, rank), rank);
+        part = world.split(mesh_.group({*kind.axis}, rank).front(), rank);
       }
       const bench::BenchGroups groups{world, part ? *part : world};
       const std::string name = describe(kind, mesh_);
@@ -352,8 +372,7 @@ void add_ranks(CLI::App& command, CollectivesRequest& r) {
       ->type_name("NAME");
   command
       .add_option("--group", r.group,
-                  "world, shard (or intra), replicate (or inter), all; the groups of an axis run "
-                  "at the same time")
+                  group_names() + "; the groups of an axis run at the same time")
       ->type_name("NAME");
   number("-g,--ngpus,--ranks", r.ranks, 1,
          "ranks of this process (default 2); a launcher's are taken by themselves");

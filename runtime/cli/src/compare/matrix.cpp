@@ -99,8 +99,7 @@ void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell
   const TrainingPlan& plan = trainer.plan();
   cell.predicted = CellPrediction{
       .peak = plan.memory, .traffic = plan.traffic, .device_bytes = device_bytes(plan)};
-  cell.tokens_per_step = plan.options.micro_batch * plan.options.accumulate * plan.options.ranks *
-                         choice.sequence_length;
+  cell.tokens_per_step = sample_division(plan.options).samples_per_step() * choice.sequence_length;
 }
 
 /// What the profile's machine would do. Ranks of a CPU are all on one node.

@@ -21,6 +21,8 @@
 #include "tessera/compat/config.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/placement.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -220,10 +222,12 @@ void check_restarts(const LaunchRequest& request, const LaunchLayout& layout,
 int processes_of_restart(const LaunchLayout& layout, const LaunchRequest& request,
                          const LaunchedCommand& command, int first, const LaunchResult& result) {
   if (!request.min_ranks || result.killed == 0) return layout.processes.value;
-  const int micro_steps = std::max(1, command.number("accumulate"));
+  // Processes stand for their ranks, of which each has as many.
+  const SampleDivision before =
+      divide_samples(make_mesh(first, 1), std::max(1, command.number("accumulate")), 1);
   for (int n = layout.processes.value - result.killed; n > 0; --n) {
     if (n * layout.ranks_per_process < *request.min_ranks) return 0;
-    if (first * micro_steps % n == 0) return n;
+    if (before.micro_steps_among(n)) return n;
   }
   return 0;
 }

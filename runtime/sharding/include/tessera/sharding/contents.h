@@ -59,7 +59,7 @@ class ContentWalk {
 
   const Schedule& schedule() const { return schedule_; }
   const ShardNesting& nesting() const { return nesting_; }
-  AxisSet all_axes() const { return nesting_.all_axes(); }
+  AxisSet gradient_axes() const { return nesting_.gradient_axes(); }
   GradientSums* sums() { return sums_; }
 
   /// Records a violation of the current action unless `holds`. Returns `holds`. Functions

@@ -34,7 +34,7 @@ class RankGroups {
 
  private:
   int rank_ = 0;
-  std::array<std::array<std::unique_ptr<ProcessGroup>, 1U << kAxes>, kLanes> groups_;
+  std::array<std::array<std::unique_ptr<ProcessGroup>, kAxisSets>, kLanes> groups_;
   std::unique_ptr<ProcessGroup> control_;
 };
 

@@ -41,8 +41,8 @@ struct FlatTensor {
 };
 
 /// The tensors of one unit that are kept alike: all trainable or all frozen, in one format. Tensors
-/// are laid out one after the other, aligned; the end is padded so that every axis divides it.
-/// Elements of quantised ones are bytes: they are quantised before they are sharded, so these do
+/// are laid out one after the other, aligned; the end is padded so that it can be cut into
+/// flat_parts(). Elements of quantised ones are bytes: they are quantised before they are sharded, so these do
 /// not depend on the number of ranks.
 struct FlatParameter {
   /// "parameter", "frozen", "quantized", "parameter-fp32", ...: in the names of state tensors.
@@ -52,7 +52,7 @@ struct FlatParameter {
   std::optional<DType> dtype{};  ///< that its elements are kept in; unset: the run's
   std::vector<FlatTensor> tensors;
   std::int64_t numel = 0;          ///< up to the end of the last tensor and of the zeros behind it
-  std::int64_t padded_numel = 0;   ///< multiple of world size * alignment; 0 if no tensors
+  std::int64_t padded_numel = 0;   ///< multiple of parts * alignment; 0 if no tensors
   std::int64_t decoded_numel = 0;  ///< of quantised tensors: elements as layers read them
 };
 
@@ -92,9 +92,13 @@ struct ModelLayout {
   }
 };
 
-/// Pure function of the model's declarations; offsets do not depend on world_size, padding does.
-/// `alignment` is that of trainable parameters, a multiple of kFlatAlignment.
-ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_size,
+/// The most parts into which a placement on `mesh` may cut a flat parameter.
+constexpr int flat_parts(const Mesh& mesh) { return mesh.size(kStateAxes); }
+
+/// Pure function of the model's declarations. `parts`: flat_parts() of the mesh; offsets do not
+/// depend on it, padding does. `alignment` is that of trainable parameters, a multiple of
+/// kFlatAlignment.
+ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
                         std::int64_t alignment = kFlatAlignment);
 
 /// Elements [begin, begin + numel) of a flat parameter.
@@ -116,15 +120,17 @@ class ShardNesting {
   const Mesh& mesh() const { return mesh_; }
   /// The placement without axes of size 1; `frozen` is set only if it is not `parameter`.
   const Placement& placement() const { return placement_; }
-  /// All axes of size > 1.
+  /// All axes of size > 1, and those of them that are in kGradientAxes and in kStateAxes.
   AxisSet all_axes() const { return all_; }
+  AxisSet gradient_axes() const { return all_ & kGradientAxes; }
+  AxisSet state_axes() const { return all_ & kStateAxes; }
   /// The axes of `axes` in cutting order.
   std::vector<Axis> order(AxisSet axes) const;
   /// Index of `rank` among the ranks that differ along `axes`, in cutting order: its part in
-  /// collectives over `axes`, and, over all axes, its place in the order of reduction and of data.
+  /// collectives over `axes`, and so its place in the order of reduction.
   int index(AxisSet axes, int rank) const;
   /// The elements that `rank` holds of a state sharded along `axes` (one of the placement's sets,
-  /// or all).
+  /// or state_axes()).
   Range range(std::int64_t padded_numel, AxisSet axes, int rank) const;
 
  private:

@@ -21,6 +21,7 @@
 #include "tessera/sharding/learning_rate.h"
 #include "tessera/sharding/placement.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/sample_division.h"
 #include "tessera/sharding/training_state.h"
 #include "tessera/trainer/loss_scale_options.h"
 
@@ -210,6 +211,13 @@ int ranks_on_host(const TrainerOptions& options);
 /// `options` with every default that depends on another option replaced by its value.
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
+
+/// How the run's ranks are arranged; where `replicas` is 0, as if it were 1. Throws Error{kConfig}
+/// if replicas do not divide ranks.
+Mesh mesh_of(const TrainerOptions& options);
+
+/// How the run's samples are divided; replicas do not matter.
+SampleDivision sample_division(const TrainerOptions& options);
 
 /// What `strategy` and `trainable_strategy` say.
 Placement placement_of(const TrainerOptions& options);

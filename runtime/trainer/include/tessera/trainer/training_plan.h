@@ -63,6 +63,8 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
                                 const TrainerOptions& options,
                                 const BatchSource* evaluation = nullptr);
 
+/// How the samples of an evaluation are divided.
+SampleDivision evaluation_division(const TrainerOptions& options);
 /// How often an evaluation runs its schedule.
 std::int64_t evaluation_steps(const TrainerOptions& resolved);
 
