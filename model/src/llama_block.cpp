@@ -27,6 +27,7 @@ class LlamaBlock : public Layer {
     }
     add_parameters();
     adapters_.emplace(config, parameters_);
+    splits_backward_ = true;
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

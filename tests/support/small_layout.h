@@ -47,6 +47,7 @@ inline ModelLayout small_layout(int world_size, int blocks = 3) {
     }
     if (u == units - 1) layer.parameters.push_back({.unit = 0, .trainable = true, .tensor = 0});
     layer.backward_reads_parameters = u != 0;
+    layer.splits_backward = true;
     layout.units.push_back(std::move(unit));
     layout.layers.push_back(std::move(layer));
   }

@@ -96,7 +96,8 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int world_
     }
   }
   for (const auto& layer : model.layers) {
-    LayerLayout entry{layer->name(), {}, layer->backward_reads_parameters()};
+    LayerLayout entry{
+        layer->name(), {}, layer->backward_reads_parameters(), layer->splits_backward()};
     for (const ParameterSpec& spec : layer->parameters()) {
       entry.parameters.push_back(addresses.at(spec.name));
     }

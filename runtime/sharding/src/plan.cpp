@@ -157,15 +157,24 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   return schedule;
 }
 
-std::vector<Compute> list_computes(const Schedule& schedule) {
+std::vector<Compute> list_computes(const Schedule& schedule, const ModelLayout& layout,
+                                   const StepPolicy& policy) {
   std::vector<Compute> computes;
+  const auto splits = [&](int l) {
+    return policy.split_backward && layout.layers[static_cast<std::size_t>(l)].splits_backward;
+  };
   const int last = static_cast<int>(schedule.layers.size()) - 1;
   const bool trains = schedule.purpose == Purpose::kTrain;
   for (int m = 0; m < schedule.micro_steps; ++m) {
     for (int l = 0; l < last; ++l) computes.push_back({&operations::kForward, l, m});
-    computes.push_back({trains ? &operations::kLoss : &operations::kForwardLoss, last, m});
+    const bool loss_in_one = trains && !splits(last);
+    computes.push_back({loss_in_one ? &operations::kLoss : &operations::kForwardLoss, last, m});
+    if (trains && !loss_in_one) computes.push_back({&operations::kLossBackward, last, m});
     for (int l = last - 1; trains && l >= schedule.first_backward_layer; --l) {
-      computes.push_back({&operations::kBackward, l, m});
+      const bool in_one =
+          !splits(l) || schedule.layers[static_cast<std::size_t>(l)].gradients.empty();
+      computes.push_back({in_one ? &operations::kBackward : &operations::kBackwardInput, l, m});
+      if (!in_one) computes.push_back({&operations::kBackwardWeight, l, m});
     }
   }
   return computes;
@@ -258,10 +267,8 @@ void add_activations(Schedule& schedule, const std::vector<Compute>& computes) {
          .format = schedule.parameter_dtype});
   };
   for (const Compute& compute : computes) {
-    if (compute.pass == &operations::kForward) {
-      add(false, compute.layer, compute.micro_step);
-    } else if (compute.pass != &operations::kForwardLoss &&
-               compute.layer > schedule.first_backward_layer) {
+    if (leaves_activation(schedule, compute)) add(false, compute.layer, compute.micro_step);
+    if (compute.pass->parts.backward && compute.layer > schedule.first_backward_layer) {
       add(true, compute.layer - 1, compute.micro_step);
     }
   }
@@ -334,7 +341,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   Schedule schedule = describe_step(layout, options);
   schedule.buffers = state_buffers(layout, options.state());
   const GradientRoute route(schedule, layout, options);
-  const std::vector<Compute> computes = list_computes(schedule);
+  const std::vector<Compute> computes = list_computes(schedule, layout, options.policy);
   std::vector<std::int64_t> parameter_slots, quantized_slots, decoded_slots, gradient_slots;
   const Residencies residencies{
       .parameters = plan_parameters(schedule, options, computes, parameter_slots),

@@ -351,31 +351,30 @@ void Emission::emit_compute(std::size_t c) {
   }
   Action action{
       .operation = compute.pass, .layer = compute.layer, .micro_step = compute.micro_step};
-  const bool backward = compute.pass == &operations::kBackward;
-  const bool loss = compute.pass == &operations::kLoss;
-  std::vector<int> units = backward ? layer.backward_reads : layer.forward_reads;
-  for (const int unit : loss ? layer.backward_reads : std::vector<int>()) {
+  const PassParts& parts = compute.pass->parts;
+  const bool last = &layer == &schedule_.layers.back();
+  std::vector<int> units = parts.forward ? layer.forward_reads : std::vector<int>();
+  for (const int unit : parts.backward ? layer.backward_reads : std::vector<int>()) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   read_parameters(action, units);
-  if (backward) {
+  if (!parts.forward) {
     action.reads.push_back(activation(compute.layer, compute.micro_step));
-    action.reads.push_back(gradient_of_activation(compute.layer, compute.micro_step));
+    if (parts.backward && !last) {
+      action.reads.push_back(gradient_of_activation(compute.layer, compute.micro_step));
+    }
   } else if (compute.layer > 0) {
     action.reads.push_back(activation(compute.layer - 1, compute.micro_step));
   }
-  if (backward || loss) {
-    write_gradients(action);
-    if (compute.layer > schedule_.first_backward_layer) {
-      action.writes.push_back(gradient_of_activation(compute.layer - 1, compute.micro_step));
-    }
+  if (last && trains()) action.reads.push_back(tokens_);
+  if (parts.gradients) write_gradients(action);
+  if (parts.backward && compute.layer > schedule_.first_backward_layer) {
+    action.writes.push_back(gradient_of_activation(compute.layer - 1, compute.micro_step));
   }
-  if (compute.pass == &operations::kForward) {
+  if (leaves_activation(schedule_, compute)) {
     action.writes.push_back(activation(compute.layer, compute.micro_step));
   }
-  const bool losses = loss || compute.pass == &operations::kForwardLoss;
-  if (loss) action.reads.push_back(tokens_);
-  if (losses) {
+  if (parts.losses) {
     action.writes.push_back(loss_);
     action.writes.back().adds = true;
   }

@@ -25,7 +25,7 @@ std::vector<OffloadedInput> plan_inputs(const Schedule& schedule, const PlanOpti
     const Compute& compute = computes[static_cast<std::size_t>(c)];
     const std::pair place(compute.micro_step, compute.layer);
     if (compute.pass == &operations::kForward) forwards[place] = c;
-    if (compute.pass != &operations::kBackward || !schedule.keeps_input(compute.layer)) continue;
+    if (!compute.pass->parts.backward || !schedule.keeps_input(compute.layer)) continue;
     const int forward = forwards.at(place);
     // Both copies are hidden behind as many passes.
     const OffloadedInput input{.layer = compute.layer,

@@ -31,7 +31,9 @@ class ParameterPlan {
   bool keeps_between(int unit, int use, int next_use) const;
   const std::vector<int>& reads(const Compute& c) const {
     const ScheduleLayer& layer = schedule_.layers[static_cast<std::size_t>(c.layer)];
-    return c.pass == &operations::kBackward ? layer.backward_reads : layer.forward_reads;
+    static const std::vector<int> kNothing;
+    if (c.pass->parts.forward) return layer.forward_reads;
+    return c.pass->parts.backward ? layer.backward_reads : kNothing;
   }
   const Schedule& schedule_;
   const PlanOptions& options_;
@@ -94,8 +96,7 @@ void ParameterPlan::merge_and_issue() {
     for (Residency r : parameters_) {
       if (firsts.empty() || firsts.back() != r.first) firsts.push_back(r.first);
       const std::size_t number = firsts.size() - 1;
-      const bool backward =
-          computes_[static_cast<std::size_t>(r.first)].pass == &operations::kBackward;
+      const bool backward = !computes_[static_cast<std::size_t>(r.first)].pass->parts.forward;
       const auto depth = static_cast<std::size_t>(backward ? options_.policy.prefetch_backward
                                                            : options_.policy.prefetch_forward);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
@@ -227,7 +228,7 @@ std::vector<Residency> plan_gradients(const Schedule& schedule, const PlanOption
   std::map<std::pair<int, int>, std::size_t> open;  // (micro-step, unit) -> residency
   for (int c = 0; c < static_cast<int>(computes.size()); ++c) {
     const Compute& compute = computes[static_cast<std::size_t>(c)];
-    if (compute.pass != &operations::kLoss && compute.pass != &operations::kBackward) continue;
+    if (!compute.pass->parts.gradients) continue;
     for (const int unit : schedule.layers[static_cast<std::size_t>(compute.layer)].gradients) {
       const auto [it, is_new] = open.try_emplace({compute.micro_step, unit}, gradients.size());
       if (is_new) {

@@ -17,6 +17,14 @@ struct Compute {
   int micro_step;
 };
 
+/// Whether a pass leaves something for others under its layer's name: its output, or, of the last
+/// layer, what a backward apart from it reads.
+inline bool leaves_activation(const Schedule& schedule, const Compute& compute) {
+  const bool last = compute.layer == static_cast<int>(schedule.layers.size()) - 1;
+  return compute.pass->parts.forward && !compute.pass->parts.backward &&
+         (!last || schedule.purpose == Purpose::kTrain);
+}
+
 /// Where a unit's gradient is written, kept and sent. Gradients travel in the reduce dtype; their
 /// sums are kept in fp32, and travel in fp32 where a sum must: from the rank that took it to
 /// others. So a micro-step's gradient is rounded once, by backward, whether it is sent or not, and

@@ -72,6 +72,7 @@ struct LayerLayout {
   std::string name;
   std::vector<ParameterAddress> parameters;  ///< own, then tied, as Layer::forward takes them
   bool backward_reads_parameters = true;
+  bool splits_backward = false;
 };
 
 /// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the
