@@ -43,6 +43,7 @@ class TransformerBlock : public Layer {
                    vector(prefix + "mlp.c_proj.bias", c, 0.0F)};
     adapters_.emplace(config, parameters_);
     splits_backward_ = true;
+    reads_batch_ = true;  // where documents begin, if samples are packed
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -106,8 +106,7 @@ Value dropout(Tape& tape, Value x, float probability) {
   const std::uint64_t call = tape.next_random_call();
   std::int64_t sample_numel = 0;
   if (tape.options().first_sample) {
-    const Shape& inputs = tape.batch().inputs.shape();
-    const std::int64_t samples = inputs.rank() > 0 ? inputs[0] : 1;
+    const std::int64_t samples = tape.samples();
     require(samples > 0 && x.tensor.numel() % samples == 0, ErrorCode::kInvalidArgument,
             "dropout: x ", x.tensor.shape(), " has no equal parts for ", samples, " samples");
     sample_numel = x.tensor.numel() / samples;

@@ -46,6 +46,20 @@ Tape::Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions optio
 
 Tape::~Tape() = default;
 
+const Batch& Tape::batch() const {
+  require(options_.without_batch.empty(), ErrorCode::kInvalidArgument, "layer '",
+          options_.without_batch,
+          "' reads the batch and does not declare it: set reads_batch_ in "
+          "its constructor");
+  return batch_;
+}
+
+std::int64_t Tape::samples() const {
+  if (options_.samples > 0) return options_.samples;
+  const Shape& inputs = batch_.inputs.shape();
+  return inputs.rank() > 0 ? inputs[0] : 1;
+}
+
 Value Tape::input(Tensor tensor, bool needs_gradient) {
   require(nodes_.empty(), ErrorCode::kInvalidArgument,
           "Tape::input comes before every operation, and once");

@@ -55,7 +55,8 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   std::set<std::pair<int, int>> behind;  // unit and tensor
   for (std::size_t l = layout.layers.size(); l-- > 0;) {
     for (const ParameterAddress& address : layout.layers[l].parameters) {
-      const bool is_new = !address.trainable || behind.insert({address.unit, address.tensor}).second;
+      const bool is_new =
+          !address.trainable || behind.insert({address.unit, address.tensor}).second;
       is_added_to_[l].push_back(is_new ? 0 : 1);
     }
   }
@@ -183,10 +184,18 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
   }
 }
 
+/// The micro-batch that a pass names; null: none.
+const Batch* LayerRunner::batch_of(const Action& a) const {
+  const Operand* const batch = schedule_.find(a.reads, BufferKind::kBatch);
+  return batch == nullptr ? nullptr : &batches_.at(schedule_.buffer(*batch).micro_step);
+}
+
 std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                                              const TensorView& loss_scale, Stream& stream) {
+  const Batch* const batch = batch_of(a);
+  const std::string& name = model_.layers[static_cast<std::size_t>(a.layer)]->name();
   return std::make_unique<Tape>(
-      memory_, stream, batches_.at(a.micro_step),
+      memory_, stream, batch != nullptr ? *batch : Batch{},
       TapeOptions{
           .record = record,
           .selective = schedule_.recompute == Recompute::kSelective,
@@ -195,6 +204,8 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),
           .first_sample = keys_ != nullptr ? keys_->first_sample(a.micro_step) : TensorView(),
           .loss_backward_apart = a.operation == &operations::kForwardLoss,
+          .without_batch = batch != nullptr ? std::string_view() : name,
+          .samples = options_.micro_batch,
           .threads = options_.threads,
           .device = options_.device,
           .cuda_kernels = options_.cuda_kernels,
@@ -202,7 +213,9 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
 }
 
 Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
-  if (layer > 0) return tape.input(std::move(flowing), needs_input_gradient(layer));
+  if (Schedule::takes_activation(layer)) {
+    return tape.input(std::move(flowing), needs_input_gradient(layer));
+  }
   const Tensor& inputs = tape.batch().inputs;
   const DType dtype = schedule_.parameter_dtype;
   if (!is_compute_dtype(inputs.dtype()) || inputs.dtype() == dtype)
@@ -242,7 +255,8 @@ Value LayerRunner::run_last(const Action& a, Tape& tape, Tensor flowing, const T
   Value output = layer.forward(tape, input, bind(a));
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
-  batches_.check_losses(a.micro_step, output.shape(), layer.name());
+  const int micro_step = schedule_.buffer(*schedule_.find(a.reads, BufferKind::kBatch)).micro_step;
+  batches_.check_losses(micro_step, output.shape(), layer.name());
   kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
   return output;
 }

@@ -58,6 +58,7 @@ class LayerRunner {
   std::span<Parameter> bind(const Action& action);
   void begin_gradients(const Action& action, Stream& stream);
   void end_gradients(const Action& action, Stream& stream);
+  const Batch* batch_of(const Action& action) const;
   std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.

@@ -145,9 +145,30 @@ const Operand* find_activation(ContentWalk& walk, const Action& action,
   return there ? &*found : nullptr;
 }
 
+/// Reads the batch of the action's micro-step, if the layer does. How many operands these are; a
+/// batch that is named besides is one that the rule passes over.
+std::size_t read_batch(ContentWalk& walk, const Action& action) {
+  const Schedule& schedule = walk.schedule();
+  if (!schedule.layers[static_cast<std::size_t>(action.layer)].reads_batch) return 0;
+  const auto found = std::ranges::find_if(action.reads, [&](const Operand& operand) {
+    return schedule.is_of_kind(operand, BufferKind::kBatch) &&
+           schedule.buffer(operand).micro_step == action.micro_step;
+  });
+  if (walk.require_that(found != action.reads.end(), "must read the batch of its micro-step, ",
+                        [&] { return concat("batch.m", action.micro_step); })) {
+    walk.read(*found);
+  }
+  return 1;
+}
+
+/// Whether the pass's input is the output of the layer before, an operand then.
+std::size_t input_operands(const Action& action) {
+  return Schedule::takes_activation(action.layer) ? 1 : 0;
+}
+
 /// Takes the output of the layer before.
 void take_input(ContentWalk& walk, const Action& action) {
-  if (action.layer == 0) return;
+  if (input_operands(action) == 0) return;
   const Operand* const operand = find_activation(
       walk, action, action.reads, BufferKind::kActivation, action.layer - 1, "read its input, ");
   if (operand == nullptr) return;
@@ -331,13 +352,13 @@ void forward(ContentWalk& walk, const Action& action) {
                          "the last layer makes losses: its pass is 'loss' or 'forward-loss'")) {
     return;
   }
-  const std::size_t parameters = walk.read_parameters(
-      action, schedule.layers[static_cast<std::size_t>(action.layer)].forward_reads);
+  const std::size_t parameters =
+      walk.read_parameters(action, layer_of(walk, action).forward_reads) + read_batch(walk, action);
   take_input(walk, action);
   const Operand* const output = find_activation(
       walk, action, action.writes, BufferKind::kActivation, action.layer, "write its output, ");
   if (output == nullptr) return;
-  has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0), 1);
+  has_operands(walk, action, parameters + input_operands(action), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
   walk.write(*output, {.role = Role::kActivation, .output = true, .kept = kept});
@@ -348,11 +369,12 @@ void forward(ContentWalk& walk, const Action& action) {
 void forward_loss(ContentWalk& walk, const Action& action) {
   if (!walk.require_that(is_last(walk, action), "only the last layer makes losses")) return;
   const Operand* const kept = walk.schedule().find(action.writes, BufferKind::kActivation);
-  const std::size_t parameters = walk.read_parameters(action, layer_of(walk, action).forward_reads);
+  const std::size_t parameters =
+      walk.read_parameters(action, layer_of(walk, action).forward_reads) + read_batch(walk, action);
   take_input(walk, action);
   add_losses(walk, action);
   const std::size_t backward_follows = kept == nullptr ? 0 : 1;
-  if (!has_operands(walk, action, parameters + (action.layer > 0 ? 1 : 0) + backward_follows,
+  if (!has_operands(walk, action, parameters + input_operands(action) + backward_follows,
                     1 + backward_follows) ||
       kept == nullptr) {
     return;
@@ -371,20 +393,21 @@ void loss(ContentWalk& walk, const Action& action) {
   for (const int unit : layer.backward_reads) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
-  const std::size_t parameters = walk.read_parameters(action, units);
+  const std::size_t parameters = walk.read_parameters(action, units) + read_batch(walk, action);
   take_input(walk, action);
   read_tokens(walk, action);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
   add_losses(walk, action);
-  has_operands(walk, action, parameters + 1 + (action.layer > 0 ? 1 : 0),
+  has_operands(walk, action, parameters + 1 + input_operands(action),
                layer.gradients.size() + 1 + (passes_on(walk, action) ? 1 : 0));
 }
 
 void loss_backward(ContentWalk& walk, const Action& action) {
   if (!walk.require_that(is_last(walk, action), "only the last layer makes losses")) return;
   const ScheduleLayer& layer = layer_of(walk, action);
-  const std::size_t parameters = walk.read_parameters(action, layer.backward_reads);
+  const std::size_t parameters =
+      walk.read_parameters(action, layer.backward_reads) + read_batch(walk, action);
   if (!take_kept(walk, action)) return;
   read_tokens(walk, action);
   write_gradients(walk, action);
@@ -399,7 +422,8 @@ void backward(ContentWalk& walk, const Action& action) {
     return;
   }
   const ScheduleLayer& layer = layer_of(walk, action);
-  const std::size_t parameters = walk.read_parameters(action, layer.backward_reads);
+  const std::size_t parameters =
+      walk.read_parameters(action, layer.backward_reads) + read_batch(walk, action);
   if (!take_kept(walk, action) || !take_output_gradient(walk, action)) return;
   write_gradients(walk, action);
   write_input_gradient(walk, action);
@@ -413,7 +437,8 @@ void backward_input(ContentWalk& walk, const Action& action) {
     return;
   }
   const std::size_t parameters =
-      walk.read_parameters(action, layer_of(walk, action).backward_reads);
+      walk.read_parameters(action, layer_of(walk, action).backward_reads) +
+      read_batch(walk, action);
   if (!take_kept(walk, action) || !take_output_gradient(walk, action)) return;
   write_input_gradient(walk, action);
   has_operands(walk, action, parameters + 2, passes_on(walk, action) ? 1 : 0);
@@ -430,7 +455,7 @@ void backward_weight(ContentWalk& walk, const Action& action) {
   content.weights = false;
   content.valid = content.output || content.kept;
   write_gradients(walk, action);
-  has_operands(walk, action, 1, layer_of(walk, action).gradients.size());
+  has_operands(walk, action, 1 + read_batch(walk, action), layer_of(walk, action).gradients.size());
 }
 
 void reshard(ContentWalk& walk, const Action& action) {

@@ -86,10 +86,12 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
   fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
 
-constexpr std::array kAllRoles{Role::kParameter,         Role::kFrozen,  Role::kQuantized,
-                               Role::kDecoded,           Role::kMaster,  Role::kOptimizer,
-                               Role::kGradient,          Role::kScalars, Role::kActivation,
-                               Role::kActivationGradient};
+constexpr std::array kAllRoles{Role::kParameter,  Role::kFrozen,
+                               Role::kQuantized,  Role::kDecoded,
+                               Role::kMaster,     Role::kOptimizer,
+                               Role::kGradient,   Role::kScalars,
+                               Role::kActivation, Role::kActivationGradient,
+                               Role::kBatch};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -194,6 +196,9 @@ class Parser {
       layer.forward_reads = parse_units(line);
       layer.backward_reads = parse_units(line);
       layer.gradients = parse_units(line);
+      line.expect("|");
+      layer.reads_batch = line.accept("batch");
+      if (!layer.reads_batch) line.expect("-");
       schedule_.layers.push_back(std::move(layer));
     } else if (key == "part") {
       const int unit = find(units_, "unit", line);

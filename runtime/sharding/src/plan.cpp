@@ -76,7 +76,11 @@ void append_unique(std::vector<int>& list, int value) {
 std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
   std::vector<ScheduleLayer> layers;
   for (const LayerLayout& in : layout.layers) {
-    ScheduleLayer out{.name = in.name, .forward_reads = {}, .backward_reads = {}, .gradients = {}};
+    ScheduleLayer out{.name = in.name,
+                      .forward_reads = {},
+                      .backward_reads = {},
+                      .gradients = {},
+                      .reads_batch = in.reads_batch};
     for (const ParameterAddress& address : in.parameters) {
       append_unique(out.forward_reads, address.unit);
       if (in.backward_reads_parameters) append_unique(out.backward_reads, address.unit);
@@ -274,6 +278,16 @@ void add_activations(Schedule& schedule, const std::vector<Compute>& computes) {
   }
 }
 
+void add_batches(Schedule& schedule) {
+  for (int m = 0; m < schedule.micro_steps; ++m) {
+    schedule.buffers.push_back({.name = concat("batch.m", m),
+                                .kind = BufferKind::kBatch,
+                                .role = Role::kBatch,
+                                .micro_step = m,
+                                .format = DType::kUInt8});
+  }
+}
+
 void add_scalars(Schedule& schedule) {
   const auto add = [&](BufferKind kind, DType format, std::int64_t numel) {
     schedule.buffers.push_back(
@@ -376,6 +390,7 @@ Schedule plan(const ModelLayout& layout, const PlanOptions& options) {
   if (options.purpose == Purpose::kTrain) add_state_slots(schedule, options);
   add_scalars(schedule);
   add_activations(schedule, computes);
+  add_batches(schedule);
   emit_actions(schedule, options, route, computes, residencies);
   return synchronise(std::move(schedule));
 }

@@ -103,6 +103,9 @@ class Emission {
   Operand gradient_of_activation(int layer, int micro_step) const {
     return {.buffer = activations_.at({BufferKind::kActivationGradient, layer, micro_step})};
   }
+  Operand batch(int micro_step) const {
+    return {.buffer = activations_.at({BufferKind::kBatch, -1, micro_step})};
+  }
   Operand gradient(int unit, AxisSet sharded) { return {at(unit).gradient, unit, sharded}; }
   bool is_gathered(int parameters) const {
     const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(parameters)];
@@ -136,7 +139,8 @@ class Emission {
       decoded_slots_;  ///< buffers
   Ring shard_slots_, quantized_shard_slots_, staging_slots_, quantized_staging_slots_;
   Ring sum_slots_, update_slots_, host_update_slots_;
-  std::map<std::tuple<BufferKind, int, int>, int> activations_;  ///< by layer and micro-step
+  /// By layer and micro-step; batches have no layer.
+  std::map<std::tuple<BufferKind, int, int>, int> activations_;
   std::map<std::pair<Role, std::string>, std::vector<int>> state_slots_;  ///< by tensor
   std::size_t unshards_ = 0;                                              ///< issued so far
   std::size_t unshards_of_quantized_ = 0;                                 ///< the same
@@ -184,6 +188,7 @@ void Emission::list_buffer(int index) {
       return;
     case BufferKind::kInput:
       return;  // found by its layer
+    case BufferKind::kBatch:
     case BufferKind::kActivation:
     case BufferKind::kActivationGradient:
       activations_[{buffer.kind, buffer.layer, buffer.micro_step}] = index;
@@ -358,12 +363,13 @@ void Emission::emit_compute(std::size_t c) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   read_parameters(action, units);
+  if (layer.reads_batch) action.reads.push_back(batch(compute.micro_step));
   if (!parts.forward) {
     action.reads.push_back(activation(compute.layer, compute.micro_step));
     if (parts.backward && !last) {
       action.reads.push_back(gradient_of_activation(compute.layer, compute.micro_step));
     }
-  } else if (compute.layer > 0) {
+  } else if (Schedule::takes_activation(compute.layer)) {
     action.reads.push_back(activation(compute.layer - 1, compute.micro_step));
   }
   if (last && trains()) action.reads.push_back(tokens_);

@@ -49,6 +49,8 @@ std::string_view to_string(Role role) {
       return "activation";
     case Role::kActivationGradient:
       return "activation-gradient";
+    case Role::kBatch:
+      return "batch";
   }
   return "unknown";
 }
@@ -73,6 +75,8 @@ std::string_view to_string(BufferKind kind) {
       return "activation";
     case BufferKind::kActivationGradient:
       return "activation-gradient";
+    case BufferKind::kBatch:
+      return "batch";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:
@@ -108,7 +112,7 @@ std::string Schedule::name_of(int buffer) const {
 }
 
 bool Schedule::keeps_input(int layer) const {
-  return purpose == Purpose::kTrain && recompute == Recompute::kFull && layer > 0 &&
+  return purpose == Purpose::kTrain && recompute == Recompute::kFull && takes_activation(layer) &&
          layer >= first_backward_layer && layer < static_cast<int>(layers.size()) - 1 &&
          !layers[static_cast<std::size_t>(layer)].backward_reads.empty();
 }

@@ -89,7 +89,8 @@ std::string to_text(const Json& json) {
   add_lines(text, json, "layers", [&](const Json& layer) {
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
-                  name_list(layer.at("gradients")));
+                  name_list(layer.at("gradients")), " | ",
+                  layer.at("reads_batch").get<bool>() ? "batch" : "-");
   });
   for (const Json& unit : json.at("units")) {
     add_lines(text, unit, "parts", [&](const Json& part) {
@@ -153,7 +154,8 @@ Json to_json(const Schedule& schedule) {
     layers.push_back({{"name", layer.name},
                       {"forward_reads", names_of(schedule.units, layer.forward_reads)},
                       {"backward_reads", names_of(schedule.units, layer.backward_reads)},
-                      {"gradients", names_of(schedule.units, layer.gradients)}});
+                      {"gradients", names_of(schedule.units, layer.gradients)},
+                      {"reads_batch", layer.reads_batch}});
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {

@@ -93,13 +93,14 @@ std::string unit_list(const Schedule& schedule, const std::vector<int>& units) {
 
 void write_layers(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> rows{{"# layer", "name", "", "forward reads", "", "backward reads", "",
-                         "backward writes gradients"}};
+                         "backward writes gradients", "", "all read"}};
   for (const ScheduleLayer& layer : schedule.layers) {
     rows.push_back({"layer", quote_name(layer.name), "|", unit_list(schedule, layer.forward_reads),
                     "|", unit_list(schedule, layer.backward_reads), "|",
-                    unit_list(schedule, layer.gradients)});
+                    unit_list(schedule, layer.gradients), "|", layer.reads_batch ? "batch" : "-"});
   }
-  out << "\n# Layers in order, and the units that they touch.\n";
+  out << "\n# Layers in order, and the units that they touch; of some, all passes read the "
+         "batch.\n";
   write_table(out, rows);
 }
 
@@ -144,7 +145,8 @@ void write_buffers(std::ostream& out, const Schedule& schedule) {
   }
   out << "\n# Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The "
          "memory "
-         "of\n# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.\n";
+         "of\n# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes; "
+         "batches, batch.mN,\n# are there when the step begins.\n";
   write_table(out, rows);
 }
 

@@ -8,7 +8,7 @@
 // What writing and reading a schedule's text share.
 namespace tessera {
 
-inline constexpr std::string_view kScheduleTitle = "schedule 4";  // the version of the format
+inline constexpr std::string_view kScheduleTitle = "schedule 5";  // the version of the format
 
 /// A name as one word that is none of the format's own: blanks, control characters and '\\', '=',
 /// '/' and '+' become '\\' and two hexadecimal digits, as does the first character of "-", "|",

@@ -34,6 +34,9 @@ class Layer {
   /// parts: those of ops.h do, and one's own where they say so by Tape::split_output(). The
   /// backward of other layers is one pass whatever the plan says.
   bool splits_backward() const { return splits_backward_; }
+  /// Whether it reads Tape::batch(), in forward or in backward. The first layer and the last may
+  /// without saying so: a model's input is the batch, and so are the targets of its losses.
+  bool reads_batch() const { return reads_batch_; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient
@@ -49,6 +52,7 @@ class Layer {
   std::vector<ParameterSpec> parameters_;
   std::vector<std::string> tied_parameters_;
   bool splits_backward_ = false;
+  bool reads_batch_ = false;
 
  private:
   std::string name_;

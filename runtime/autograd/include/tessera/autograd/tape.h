@@ -96,6 +96,11 @@ struct TapeOptions {
   /// parameter is in place in forward, so a fused loss computes its gradients in backward. Its
   /// losses are the same.
   bool loss_backward_apart = false;
+  /// The name of a layer that does not declare that it reads the batch (Layer::reads_batch):
+  /// batch() throws. Empty: the batch may be read.
+  std::string_view without_batch = {};
+  /// Of the micro-batch. 0: as many as the first dimension of the batch's inputs.
+  std::int64_t samples = 0;
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
@@ -150,7 +155,10 @@ class Tape {
   // For operations (ops.cpp, and operations of one's own: an example with the rules that hold for
   // them is tests/install/consumer/README.md, "An operation of your own").
 
-  const Batch& batch() const { return batch_; }
+  /// Throws Error{kInvalidArgument} if the layer does not declare that it reads the batch.
+  const Batch& batch() const;
+  /// Of the micro-batch.
+  std::int64_t samples() const;
   const TapeOptions& options() const { return options_; }
   bool recording() const { return options_.record; }
   Memory& memory() { return memory_; }
