@@ -276,9 +276,8 @@ TEST(Parity, RecomputationAndDropoutChangeNoBit) {
 
 // Masks are drawn by sample and element: other micro-batches round sums otherwise, and no more.
 TEST(Parity, DropoutDoesNotDependOnTheMicroBatch) {
-  for (const auto& [family, packed] : {std::pair{GptFamily::kGpt2, false},
-                                       {GptFamily::kLlama, false},
-                                       {GptFamily::kGpt2, true}}) {
+  for (const auto& [family, packed] :
+       {std::pair{GptFamily::kGpt2, false}, {GptFamily::kLlama, false}, {GptFamily::kGpt2, true}}) {
     SmallRun run{.strategy = "no_shard", .steps = kSteps, .micro_batch = 4};
     run.dropout = 0.2F;
     run.family = family;
