@@ -40,6 +40,7 @@ class Embedding : public Layer {
       parameters_.push_back(gpt::matrix(std::string(kPromptParameter),
                                         config.adapter.prompt_tokens(), config.width, 1.0F));
     }
+    splits_backward_ = true;
   }
 
   bool backward_reads_parameters() const override { return false; }
@@ -99,6 +100,7 @@ class Head : public Layer {
       parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
     }
     gpt::freeze(config, parameters_);
+    splits_backward_ = true;
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -42,6 +42,8 @@ class TransformerBlock : public Layer {
                    matrix(prefix + "mlp.c_proj.weight", c, 4 * c, residual_stddev),
                    vector(prefix + "mlp.c_proj.bias", c, 0.0F)};
     adapters_.emplace(config, parameters_);
+    splits_backward_ = true;
+    reads_batch_ = true;  // where documents begin, if samples are packed
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -16,6 +16,7 @@ class GptGeneration::FrozenLayer : public Layer {
     parameters_ = layer_->parameters();
     for (ParameterSpec& spec : parameters_) spec.trainable = false;
     tied_parameters_ = layer_->tied_parameters();
+    reads_batch_ = layer_->reads_batch();
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -27,6 +27,8 @@ class LlamaBlock : public Layer {
     }
     add_parameters();
     adapters_.emplace(config, parameters_);
+    splits_backward_ = true;
+    reads_batch_ = true;  // where documents begin, if samples are packed
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

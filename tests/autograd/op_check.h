@@ -78,8 +78,8 @@ struct OwnedParameter {
 
 /// A differentiable input of a tape that a test looks at: an operation without inputs.
 inline Value leaf(Tape& tape, Tensor tensor, Tensor& gradient) {
-  return tape.output(std::move(tensor),
-                     [&gradient](Tape&, Tensor arrived) { gradient = std::move(arrived); });
+  return tape.split_output(std::move(tensor),
+                           [&gradient](Tape&, Tensor arrived) { gradient = std::move(arrived); });
 }
 
 /// A function of several tensors, as the tape computes it and as a double-precision oracle does.
@@ -129,7 +129,8 @@ inline void expect_near(const std::vector<float>& actual, const Doubles& expecte
 
 /// The tape's output against the oracle, and its gradients of every input and parameter against
 /// central differences of the oracle, with and without selective recomputation; all activation
-/// memory comes back.
+/// memory comes back. The two parts of backward give the bits of the whole, the first of them
+/// without the memory of gradients, the second without parameters.
 inline void check_op(Memory& memory, Stream& stream, const OpCase& op) {
   std::vector<std::vector<float>> floats;
   std::vector<Doubles> arguments;
@@ -142,45 +143,66 @@ inline void check_op(Memory& memory, Stream& stream, const OpCase& op) {
   const Doubles expected = op.oracle(arguments);
   const auto weights = random_floats(static_cast<std::int64_t>(expected.size()), 99);
   for (const bool selective : {false, true}) {
-    const MemoryUse before = memory.current();
-    run_on(stream, [&] {
-      std::vector<OwnedParameter> owned;
-      owned.reserve(op.parameters.size());
-      std::vector<Parameter*> parameters;
-      for (std::size_t i = 0; i < op.parameters.size(); ++i) {
-        owned.emplace_back(memory, op.parameters[i], floats[op.inputs.size() + i]);
-        parameters.push_back(&owned.back().parameter);
-      }
-      TapeOptions options = op.options;
-      options.selective = selective;
-      options.threads = 2;
-      Tape tape(memory, stream, op.batch, options);
-      std::vector<Tensor> gradients(op.inputs.size());
-      Value y;
-      {
-        std::vector<Value> inputs;
-        for (std::size_t i = 0; i < op.inputs.size(); ++i) {
-          Tensor tensor = Tensor::empty(memory, op.inputs[i], DType::kFloat32,
-                                        MemoryCategory::kActivations, "input");
-          copy_to(tensor, floats[i]);
-          inputs.push_back(leaf(tape, std::move(tensor), gradients[i]));
+    std::vector<std::vector<float>> whole;
+    for (const bool split : {false, true}) {
+      const MemoryUse before = memory.current();
+      run_on(stream, [&] {
+        std::vector<OwnedParameter> owned;
+        owned.reserve(op.parameters.size());
+        std::vector<Parameter*> parameters;
+        for (std::size_t i = 0; i < op.parameters.size(); ++i) {
+          owned.emplace_back(memory, op.parameters[i], floats[op.inputs.size() + i]);
+          parameters.push_back(&owned.back().parameter);
         }
-        y = op.run(tape, inputs, parameters);
-      }
-      expect_near(to_floats(y.tensor), expected, "output");
-      Tensor dy = Tensor::empty(memory, y.shape(), y.dtype(), MemoryCategory::kActivations, "dy");
-      copy_to(dy, weights);
-      y.tensor = {};
-      tape.backward(y, std::move(dy));
-      for (std::size_t i = 0; i < floats.size(); ++i) {
-        const bool input = i < gradients.size();
-        const Tensor& gradient = input ? gradients[i] : owned[i - gradients.size()].gradient;
-        ASSERT_TRUE(gradient) << "argument " << i;
-        expect_near(to_floats(gradient), numeric_gradient(op, arguments, i, weights),
-                    concat("gradient of argument ", i, selective ? ", selective" : ""));
-      }
-    });
-    EXPECT_EQ(memory.current(), before);
+        TapeOptions options = op.options;
+        options.selective = selective;
+        options.threads = 2;
+        Tape tape(memory, stream, op.batch, options);
+        std::vector<Tensor> gradients(op.inputs.size());
+        Value y;
+        {
+          std::vector<Value> inputs;
+          for (std::size_t i = 0; i < op.inputs.size(); ++i) {
+            Tensor tensor = Tensor::empty(memory, op.inputs[i], DType::kFloat32,
+                                          MemoryCategory::kActivations, "input");
+            copy_to(tensor, floats[i]);
+            inputs.push_back(leaf(tape, std::move(tensor), gradients[i]));
+          }
+          y = op.run(tape, inputs, parameters);
+        }
+        EXPECT_TRUE(tape.can_split());
+        expect_near(to_floats(y.tensor), expected, "output");
+        Tensor dy = Tensor::empty(memory, y.shape(), y.dtype(), MemoryCategory::kActivations, "dy");
+        copy_to(dy, weights);
+        y.tensor = {};
+        if (split) {
+          for (Parameter* parameter : parameters) parameter->gradient = {};
+          tape.backward_input(y, std::move(dy));
+          for (OwnedParameter& parameter : owned) {
+            EXPECT_FALSE(parameter.parameter.gradient_written);
+            parameter.parameter.gradient = parameter.gradient;
+            parameter.parameter.value.data = nullptr;
+          }
+          tape.backward_weights();
+        } else {
+          tape.backward(y, std::move(dy));
+        }
+        for (std::size_t i = 0; i < floats.size(); ++i) {
+          const bool input = i < gradients.size();
+          const Tensor& gradient = input ? gradients[i] : owned[i - gradients.size()].gradient;
+          ASSERT_TRUE(gradient) << "argument " << i;
+          const std::string what =
+              concat("gradient of argument ", i, selective ? ", selective" : "");
+          if (split) {
+            EXPECT_EQ(to_floats(gradient), whole.at(i)) << what << ", in two parts";
+            continue;
+          }
+          whole.push_back(to_floats(gradient));
+          expect_near(whole.back(), numeric_gradient(op, arguments, i, weights), what);
+        }
+      });
+      EXPECT_EQ(memory.current(), before);
+    }
   }
 }
 

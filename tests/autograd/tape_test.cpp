@@ -331,6 +331,17 @@ TEST_F(TapeBehaviour, DropoutGoesByTrainingAndNotByRecording) {
   });
 }
 
+TEST_F(TapeBehaviour, TheBatchIsForLayersThatDeclareToReadIt) {
+  const Batch batch{.inputs = ints({2, 1}, {4, 5})};
+  Tape reads(memory_, *stream_, batch, {});
+  EXPECT_EQ(reads.batch().inputs.as<std::int32_t>()[1], 5);
+  EXPECT_EQ(reads.samples(), 2);
+  Tape hidden(memory_, *stream_, {}, {.without_batch = "h.3", .samples = 7});
+  EXPECT_THAT(refusal([&] { hidden.batch(); }),
+              HasSubstr("layer 'h.3' reads the batch and does not declare it: set reads_batch_"));
+  EXPECT_EQ(hidden.samples(), 7);
+}
+
 TEST_F(TapeBehaviour, RefusesMisuse) {
   run_on(*stream_, [&] {
     Tape forward_only(memory_, *stream_, {}, {.record = false});

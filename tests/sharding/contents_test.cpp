@@ -472,7 +472,7 @@ TEST(ContentsOfGradients, FindsGradientsWrittenElsewhere) {
       [](Schedule& s, Action& a) {
         a.writes.push_back({gradient_buffer(s, 4), 4, {}});
       },
-      "must read 4 buffers and write 4, but names 4 and 5");
+      "must read 5 buffers and write 4, but names 5 and 5");
   expect(
       every, [](Schedule&, Action& a) { a.writes[0].unit = 1; }, "must write the gradient of head");
   expect(

@@ -241,22 +241,24 @@ std::vector<Subject> subjects() {
             s.run.disk_optimizer =
                 std::array{0.0, 0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(5))];
             s.run.policy.prefetch_disk = draw(3);
+            s.run.policy.split_backward = all.size() % 3 == 1;
             s.run.offload_activations = recompute == Recompute::kFull &&
                                         s.purpose == Purpose::kTrain && all.size() % 4 != 0;
             if (s.run.offload_activations) {  // of layers enough that some inputs leave
               s.layers += 2;
               s.run.policy.prefetch_host = static_cast<int>(all.size() % 2);
             }
-            s.name = concat(
-                strategy.name, ' ', shape_of(mesh), ", depth ", depth, ' ',
-                s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
-                unsharded ? "unsharded, " : "", to_string(recompute), ", ", to_string(s.run.dtype),
-                '/', to_string(s.run.reduce_dtype), ", ", to_string(s.run.reduction_order), ", ",
-                to_string(s.purpose), ", ", s.layers, " layers", s.overlaps ? ", overlapping" : "",
-                s.snapshot ? ", with snapshots" : "", ", offloaded ", s.run.offload_optimizer, ", ",
-                s.run.offload_parameters, " and ", s.run.offload_gradients, ", on disk ",
-                s.run.disk_optimizer, " and ", s.run.disk_parameters,
-                s.run.offload_activations ? ", activations" : "");
+            s.name = concat(strategy.name, ' ', shape_of(mesh), ", depth ", depth, ' ',
+                            s.run.policy.prefetch_backward, ", ", micro_steps, " micro-steps, ",
+                            unsharded ? "unsharded, " : "", to_string(recompute), ", ",
+                            to_string(s.run.dtype), '/', to_string(s.run.reduce_dtype), ", ",
+                            to_string(s.run.reduction_order), ", ", to_string(s.purpose), ", ",
+                            s.layers, " layers", s.overlaps ? ", overlapping" : "",
+                            s.snapshot ? ", with snapshots" : "", ", offloaded ",
+                            s.run.offload_optimizer, ", ", s.run.offload_parameters, " and ",
+                            s.run.offload_gradients, ", on disk ", s.run.disk_optimizer, " and ",
+                            s.run.disk_parameters, s.run.offload_activations ? ", activations" : "",
+                            s.run.policy.split_backward ? ", split" : "");
             all.push_back(std::move(s));
           }
         }

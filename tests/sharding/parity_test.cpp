@@ -276,10 +276,12 @@ TEST(Parity, RecomputationAndDropoutChangeNoBit) {
 
 // Masks are drawn by sample and element: other micro-batches round sums otherwise, and no more.
 TEST(Parity, DropoutDoesNotDependOnTheMicroBatch) {
-  for (const GptFamily family : {GptFamily::kGpt2, GptFamily::kLlama}) {
+  for (const auto& [family, packed] :
+       {std::pair{GptFamily::kGpt2, false}, {GptFamily::kLlama, false}, {GptFamily::kGpt2, true}}) {
     SmallRun run{.strategy = "no_shard", .steps = kSteps, .micro_batch = 4};
     run.dropout = 0.2F;
     run.family = family;
+    run.packed = packed;
     const SmallResult expected = train(run);
     for (const auto [ranks, micro_steps, micro_batch] :
          {std::array{1, 2, 2}, std::array{1, 4, 1}, std::array{2, 2, 1}, std::array{2, 1, 2}}) {

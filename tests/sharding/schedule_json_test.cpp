@@ -54,6 +54,8 @@ TEST(ScheduleJson, NamesFieldsAndOperands) {
   EXPECT_EQ(json["units"][2]["flats"][1]["numel"], 2 * frozen_per_rank(2));
   EXPECT_EQ(json["units"][0]["flats"][0]["parts"][0]["layers"], Json({"head", "embedding"}));
   EXPECT_EQ(json["layers"][4]["forward_reads"], Json({"head", "embedding"}));
+  EXPECT_EQ(json["layers"][4]["reads_batch"], true);
+  EXPECT_EQ(json["layers"][3]["reads_batch"], false);
   EXPECT_EQ(json["buffers"][0]["name"], "embedding.parameter");
   EXPECT_EQ(json["buffers"][0]["persistent"], true);
   EXPECT_EQ(json["actions"][0], (Json{{"lane", "reduce"},

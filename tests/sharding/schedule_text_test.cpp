@@ -29,8 +29,9 @@ Schedule small_schedule() {
              {"h.0",
               {{.format = kBf16, .numel = 128, .parts = {{"h.0.weight", 4, {1}}}},
                {.name = "frozen", .trainable = false, .format = kBf16, .numel = 256}}}};
-  s.layers = {
-      {"embedding", {0}, {}, {{0, 0}}}, {"h.0", {1}, {1}, {{1, 0}}}, {"head", {0}, {0}, {{0, 0}}}};
+  s.layers = {{"embedding", {0}, {}, {{0, 0}}, true},
+              {"h.0", {1}, {1}, {{1, 0}}},
+              {"head", {0}, {0}, {{0, 0}}, true}};
   const auto state = [&](const char* name, Role role, int unit, DType format, std::int64_t numel,
                          const char* tensor = "") {
     s.buffers.push_back({.name = name,
@@ -73,8 +74,20 @@ Schedule small_schedule() {
       s.buffers.back().micro_step = 0;
     }
   }
+  add("batch.m0", BufferKind::kBatch, Role::kBatch, DType::kUInt8, 0);
+  s.buffers.back().micro_step = 0;
   enum : int { kEmbedding, kParameter, kFrozen, kMaster, kMomentum, kGradient };
-  enum : int { kP0 = kGradient + 1, kG0, kTokens, kLossSum, kNorm, kMeans, kX, kD = kX + 2 };
+  enum : int {
+    kP0 = kGradient + 1,
+    kG0,
+    kTokens,
+    kLossSum,
+    kNorm,
+    kMeans,
+    kX,
+    kD = kX + 2,
+    kBatch = kD + 2
+  };
   const auto x = [](int layer) { return Operand{.buffer = kX + layer}; };
   const auto d = [](int layer) { return Operand{.buffer = kD + layer}; };
   const auto scalar = [](int buffer, bool adds = false) { return Operand{buffer, -1, {}, adds}; };
@@ -95,7 +108,7 @@ Schedule small_schedule() {
        .micro_step = 0,
        .waits = {1}},
       {.operation = &kForwardLoss,
-       .reads = {{kEmbedding, 0}, x(1)},
+       .reads = {{kEmbedding, 0}, scalar(kBatch), x(1)},
        .writes = {scalar(kLossSum, true)},
        .layer = 2,
        .micro_step = 0,
@@ -167,11 +180,12 @@ flat    embedding  parameter  bf16     1280  trained
 flat    h.0        parameter  bf16      128  trained
 flat    h.0        frozen     bf16      256  frozen
 
-# Layers in order, and the units that they touch.
-# layer  name          forward reads     backward reads     backward writes gradients
-layer    embedding  |  embedding      |  -               |  embedding
-layer    h.0        |  h.0            |  h.0             |  h.0
-layer    head       |  embedding      |  embedding       |  embedding
+# Layers in order, and the units that they touch; of some, all passes read the batch, or backward
+# is two passes ('split').
+# layer  name          forward reads     backward reads     backward writes gradients     all read
+layer    embedding  |  embedding      |  -               |  embedding                  |  batch
+layer    h.0        |  h.0            |  h.0             |  h.0                        |  -
+layer    head       |  embedding      |  embedding       |  embedding                  |  batch
 
 # Tensors of a unit whose gradients come from the same layers, in order of backward.
 # part  unit       first tensor  tensors     layers
@@ -180,7 +194,8 @@ part    embedding  wpe                 1  |  embedding
 part    h.0        h.0.weight          4  |  h.0
 
 # Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The memory of
-# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.
+# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes; batches, batch.mN,
+# are there when the step begins.
 # buffer  name                 kind                 role                 of          at  format  sharded  numel  tier    kept
 buffer    embedding.parameter  state                parameter            embedding   -   bf16    shard      640  device  persistent
 buffer    h.0.parameter        state                parameter            h.0         -   bf16    shard       64  device  persistent
@@ -198,6 +213,7 @@ buffer    x.embedding.m0       activation           activation           embeddi
 buffer    x.h.0.m0             activation           activation           h.0         m0  bf16    none         0  device  step
 buffer    d.embedding.m0       activation-gradient  activation-gradient  embedding   m0  bf16    none         0  device  step
 buffer    d.h.0.m0             activation-gradient  activation-gradient  h.0         m0  bf16    none         0  device  step
+buffer    batch.m0             batch                batch                -           m0  uint8   none         0  device  step
 
 # Actions in the order of issue: number, lane, operation, layer and micro-step or axes, buffers
 # read -> written, and the actions that must have finished before: 'after' of this step, 'previous'
@@ -205,15 +221,15 @@ buffer    d.h.0.m0             activation-gradient  activation-gradient  h.0    
 # a/none: all of a; +a: added to a; *a: read as well.
  0  reduce   count-tokens                    -> tokens loss norm
  1  gather   all-gather      over shard      h.0.parameter h.0.frozen -> p0=h.0
- 2  compute  forward         h.0 m0          p0=h.0 x.embedding.m0 -> x.h.0.m0           after 1
- 3  compute  forward-loss    head m0         embedding.parameter/none x.h.0.m0 -> +loss  after 0
+ 2  compute  forward         h.0 m0          p0=h.0 x.embedding.m0 -> x.h.0.m0   after 1
+ 3  compute  forward-loss    head m0         embedding.parameter/none batch.m0 x.h.0.m0 -> +loss  after 0
  4  compute  backward        h.0 m0          p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0
  5  compute  reshard                         -> p0=h.0
  6  compute  cast                            g0=h.0 -> +h.0.gradient/none
- 7  reduce   reduce-scatter  over shard      g0=h.0 -> +h.0.gradient                     after 4 6
+ 7  reduce   reduce-scatter  over shard      g0=h.0 -> +h.0.gradient             after 4 6
  8  reduce   all-reduce      over replicate  -> *h.0.gradient
  9  reduce   norm-partial                    h.0.gradient -> +norm
-10  reduce   results                         tokens loss norm -> results                 after 3
+10  reduce   results                         tokens loss norm -> results         after 3
 11  compute  optimizer-step                  h.0.gradient results -> h.0.parameter *h.0.master *h.0.momentum  after 10 previous 2 7
 )";
 
@@ -388,7 +404,11 @@ TEST(ScheduleText, RefusesBadItems) {
   expect_refused("h.0+frozen", "h.0+thawed", "unit 'h.0' has no flat parameter 'thawed'");
   expect_refused("unit    h.0\n", "unit h\\zz\n", "must be followed by two of 0-9 and a-f");
   expect_refused("|  -  ", "|  h.1  ", "there is no unit 'h.1'");
-  expect_refused("|  -               |  embedding", "|  -", "'|' is missing at the end");
+  expect_refused("|  -               |  embedding                  |  batch", "|  -",
+                 "'|' is missing at the end");
+  expect_refused("|  embedding                  |  batch", "|  embedding",
+                 "'|' is missing at the end");
+  expect_refused("|  batch", "|  targets", "'targets' where '-' belongs");
   expect_refused("|  -  ", "|  - h.0  ", "'h.0' where '|' belongs");
   expect_refused("|  -  ", "|  ", "there is no unit '|'");
   expect_refused("part    h.0  ", "part    h.9  ", "there is no unit 'h.9'");
@@ -444,7 +464,7 @@ TEST(ScheduleText, DescribesActions) {
           "count-tokens -> tokens loss norm",
           "all-gather over shard h.0.parameter h.0.frozen -> p0=h.0",
           "forward h.0 m0 p0=h.0 x.embedding.m0 -> x.h.0.m0",
-          "forward-loss head m0 embedding.parameter/none x.h.0.m0 -> +loss",
+          "forward-loss head m0 embedding.parameter/none batch.m0 x.h.0.m0 -> +loss",
           "backward h.0 m0 p0=h.0 x.h.0.m0 d.h.0.m0 -> +g0=h.0 d.embedding.m0", "reshard -> p0=h.0",
           "cast g0=h.0 -> +h.0.gradient/none", "reduce-scatter over shard g0=h.0 -> +h.0.gradient",
           "all-reduce over replicate -> *h.0.gradient", "norm-partial h.0.gradient -> +norm",

@@ -65,7 +65,7 @@ TEST(ValidateHappensBefore, NamesBothSides) {
   at(s, forward).waits.clear();
   expect_breaks(s, Rule::kHappensBefore,
                 concat("action ", forward, " (forward embedding m0 ", slot,
-                       "=embedding -> x.embedding.m0): reads ", slot,
+                       "=embedding batch.m0 -> x.embedding.m0): reads ", slot,
                        " without waiting until action 1 (all-gather over shard "
                        "embedding.parameter -> ",
                        slot, "=embedding) has written it"));

@@ -28,6 +28,8 @@ struct ChainOptions {
   /// Micro-batches from here on do not use "extra".
   std::int64_t unused_from = std::numeric_limits<std::int64_t>::max();
   int layers = kChainLayers;
+  bool splits_backward = false;  ///< which is not so with a hook
+  bool reads_batch = true;       ///< as it does
 };
 
 /// y = x W^T + b, and then y E^T with E "extra". The last layer goes on to the loss.
@@ -48,6 +50,8 @@ class ChainLayer : public Layer {
          .initializer = Initializer::constant(0.5F),
          .trainable = false},
     };
+    splits_backward_ = chain_.splits_backward;
+    reads_batch_ = chain_.reads_batch;
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -26,6 +26,8 @@ class FrozenLayer : public Layer {
       : Layer(inner->name(), inner->type()), inner_(std::move(inner)) {
     parameters_ = inner_->parameters();
     tied_parameters_ = inner_->tied_parameters();
+    splits_backward_ = inner_->splits_backward();
+    reads_batch_ = inner_->reads_batch();
     for (ParameterSpec& spec : parameters_) {
       if (contains_any(spec.name, names)) spec.trainable = false;
     }

@@ -93,6 +93,7 @@ class WholeModel {
     TapeOptions tape;        ///< `random_key` is filled in
     std::uint64_t seed = 0;  ///< of dropout
     bool recompute = false;  ///< Recompute::kFull for every layer but the last
+    bool split = false;  ///< the loss's backward apart, gradients of parameters after all others
   };
 
   /// One micro-batch forward and backward; adds to the gradients if `accumulate`. The losses.
@@ -115,11 +116,14 @@ class WholeModel {
       tape_options.random_key = TensorView(key.data(), DType::kInt64, Shape{kRandomKeyWords});
       tape_options.first_sample = TensorView(&first_samples[i], DType::kInt64, Shape{1});
       tape_options.record = record;
+      tape_options.loss_backward_apart = options.split;
       tapes[i] = std::make_unique<Tape>(memory, stream, batch, tape_options);
       const Value input = tapes[i]->input(inputs[i], i > 0);
       put_flags(i);
+      if (options.split) hide_gradients(i);
       outputs[i] = model_.layers[i]->forward(*tapes[i], input, parameters_[i]);
       take_flags(i);
+      show_gradients(i);
     };
     for (std::size_t i = 0; i < layers; ++i) {
       const bool keep = !options.recompute || i + 1 == layers;
@@ -137,10 +141,27 @@ class WholeModel {
         outputs[i].tensor = {};
       }
       put_flags(i);
-      gradient = tapes[i]->backward(outputs[i], std::move(gradient));
+      if (options.split && i + 1 < layers) {
+        hide_gradients(i);
+        gradient = tapes[i]->backward_input(outputs[i], std::move(gradient));
+        show_gradients(i);
+      } else {
+        gradient = tapes[i]->backward(outputs[i], std::move(gradient));
+        tapes[i].reset();
+      }
+      take_flags(i);
+      inputs[i] = {};
+    }
+    for (std::size_t i = layers; i-- > 0;) {
+      if (tapes[i] == nullptr) continue;
+      put_flags(i);
+      for (Parameter& parameter : parameters_[i]) parameter.value.data = nullptr;
+      tapes[i]->backward_weights();
+      for (std::size_t p = 0; p < names_[i].size(); ++p) {
+        parameters_[i][p].value = entries_.at(names_[i][p]).value;
+      }
       take_flags(i);
       tapes[i].reset();
-      inputs[i] = {};
     }
     return losses;
   }
@@ -161,6 +182,15 @@ class WholeModel {
   void take_flags(std::size_t layer) {
     for (std::size_t i = 0; i < names_[layer].size(); ++i) {
       entries_.at(names_[layer][i]).written = parameters_[layer][i].gradient_written;
+    }
+  }
+
+  void hide_gradients(std::size_t layer) {
+    for (Parameter& parameter : parameters_[layer]) parameter.gradient = {};
+  }
+  void show_gradients(std::size_t layer) {
+    for (std::size_t i = 0; i < names_[layer].size(); ++i) {
+      parameters_[layer][i].gradient = entries_.at(names_[layer][i]).gradient;
     }
   }
 

@@ -60,6 +60,8 @@ inline ModelLayout small_layout(int world_size, int blocks = 3) {
     }
     if (u == units - 1) layer.parameters.push_back({.unit = 0, .flat = 0, .tensor = 0});
     layer.backward_reads_parameters = u != 0;
+    layer.splits_backward = true;
+    layer.reads_batch = u == 0 || u == units - 1;
     layout.units.push_back(std::move(unit));
     layout.layers.push_back(std::move(layer));
   }

@@ -29,7 +29,9 @@ class RandomTokens : public BatchSource {
  public:
   RandomTokens(std::int64_t length, std::int64_t vocab, bool ignores_some)
       : length_(length), vocab_(vocab), ignores_some_(ignores_some) {}
-  Shape input_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  Shape input_shape(std::int64_t n) const override {
+    return packed ? Shape{2, n, length_} : Shape{n, length_};
+  }
   Shape target_shape(std::int64_t n) const override { return Shape{n, length_}; }
   DType input_dtype() const override { return DType::kInt32; }
   DType target_dtype() const override { return DType::kInt32; }
@@ -47,9 +49,13 @@ class RandomTokens : public BatchSource {
       const bool ignored = ignores_some_ && random_word(key, -1 - position) % 3 == 0;
       targets.as<std::int32_t>()[i] = ignored ? -1 : token(position + 1);
       counted += ignored ? 0 : 1;
+      // Where the document of each place begins.
+      if (packed) inputs.as<std::int32_t>()[n * length_ + i] = i % length_ < 4 ? 0 : 4;
     }
     return counted;
   }
+
+  bool packed = false;  ///< a sample is two documents
 
  private:
   std::int64_t length_, vocab_;
@@ -73,6 +79,7 @@ struct SmallRun {
   DType reduce_dtype = DType::kFloat32;
   WrapPolicy wrap{};
   bool ignores_some = true;
+  bool packed = false;  ///< samples are of two documents each
   float dropout = 0.0F;
   double clip_norm = 0.5;
   bool stochastic_rounding = false;
@@ -190,7 +197,8 @@ inline SmallResult train(const SmallRun& run) {
   config.base_format = run.base_format;
   Model model = make_gpt(config);
   if (run.edit) run.edit(model);
-  const RandomTokens source(11, 61, run.ignores_some);
+  RandomTokens source(11, 61, run.ignores_some);
+  source.packed = run.packed;
   const ModelLayout layout = layout_of(run, model);
   SmallResult result;
   result.schedule = plan(layout, plan_options(run, model, layout, source));

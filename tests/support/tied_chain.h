@@ -28,6 +28,7 @@ class TiedLayer : public Layer {
                     .initializer = Initializer::normal(0.4F),
                     .trainable = index != 1}};
     if (is_last_) tied_parameters_ = {"l0.weight"};
+    splits_backward_ = true;
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {

@@ -20,6 +20,7 @@ class DenseLayer : public Layer {
       : Layer(std::move(name), "Dense"), last_(last) {
     parameters_ = {{this->name() + ".weight", {outputs, inputs}, Initializer::normal(0.5F)},
                    {this->name() + ".bias", {outputs}, Initializer::constant(0.0F), 0.0F}};
+    splits_backward_ = true;
   }
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     Value y = ops::linear(tape, input, parameters[0], &parameters[1]);

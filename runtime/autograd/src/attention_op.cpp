@@ -114,7 +114,7 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t w
   const Shape out_shape = with_last_dim(qkv.shape(), sizes.heads * sizes.head_dim);
   Tensor out = tape.activation(out_shape, qkv.dtype(), kWhat);
   run_forward(tape, sizes, qkv.tensor, out, lse);
-  if (!tape.recording()) return tape.output(std::move(out), nullptr);
+  if (!tape.recording()) return tape.split_output(std::move(out), nullptr);
 
   // The log-sum-exp is small and kept; remaking the output writes the same bits into it again.
   auto remake = tape.rematerialization([sizes, out_shape, saved = Saved(qkv), lse](Tape& t) {
@@ -128,7 +128,7 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t w
                              .qkv = Saved(qkv),
                              .out = Saved(out, remake),
                              .lse = std::move(lse)};
-  return tape.output(std::move(out), std::move(backward), std::move(remake));
+  return tape.split_output(std::move(out), std::move(backward), std::move(remake));
 }
 
 }  // namespace tessera::ops

@@ -27,7 +27,7 @@ struct Activation {
     Tensor y = tape.recording() ? tape.activation(x.shape(), x.dtype(), what)
                                 : reuse_or_allocate(tape, x.tensor, what.c_str());
     run(tape, x.tensor, y);
-    if (!tape.recording()) return tape.output(std::move(y), nullptr);
+    if (!tape.recording()) return tape.split_output(std::move(y), nullptr);
 
     auto remake = tape.rematerialization([*this, saved = Saved(x)](Tape& t) {
       const Tensor x_tensor = saved.get();
@@ -45,7 +45,7 @@ struct Activation {
       saved = {};
       t.add_gradient(x_id, std::move(dx));
     };
-    return tape.output(std::move(y), std::move(on_gradient), std::move(remake));
+    return tape.split_output(std::move(y), std::move(on_gradient), std::move(remake));
   }
 };
 
@@ -77,7 +77,7 @@ Value relu(Tape& tape, Value x) {
     saved = {};
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), std::move(backward));
 }
 
 Value add(Tape& tape, Value a, const Value& b) {
@@ -91,7 +91,7 @@ Value add(Tape& tape, Value a, const Value& b) {
     tape.kernels().ordered_sum({.sources = sources, .dst = sum.view().flat()}, tape.stream());
   }
   tape.charge(elementwise_cost(sum, 1, 3));
-  return tape.output(std::move(sum), [a_id = a.id, b_id = b.id](Tape& t, Tensor gradient) {
+  return tape.split_output(std::move(sum), [a_id = a.id, b_id = b.id](Tape& t, Tensor gradient) {
     t.add_gradient(a_id, gradient);
     t.add_gradient(b_id, std::move(gradient));
   });
@@ -106,8 +106,7 @@ Value dropout(Tape& tape, Value x, float probability) {
   const std::uint64_t call = tape.next_random_call();
   std::int64_t sample_numel = 0;
   if (tape.options().first_sample) {
-    const Shape& inputs = tape.batch().inputs.shape();
-    const std::int64_t samples = inputs.rank() > 0 ? inputs[0] : 1;
+    const std::int64_t samples = tape.samples();
     require(samples > 0 && x.tensor.numel() % samples == 0, ErrorCode::kInvalidArgument,
             "dropout: x ", x.tensor.shape(), " has no equal parts for ", samples, " samples");
     sample_numel = x.tensor.numel() / samples;
@@ -125,7 +124,7 @@ Value dropout(Tape& tape, Value x, float probability) {
   };
   Tensor y = reuse_or_allocate(tape, x.tensor, "dropout output");
   run(tape, x.tensor, y);
-  return tape.output(std::move(y), [run, x_id = x.id](Tape& t, Tensor dy) {
+  return tape.split_output(std::move(y), [run, x_id = x.id](Tape& t, Tensor dy) {
     if (x_id < 0) return;
     Tensor dx = reuse_or_allocate(t, dy, "dropout input gradient");
     run(t, dy, dx);

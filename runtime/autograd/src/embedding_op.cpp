@@ -70,8 +70,11 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter*
       {.tokens = tokens, .wte = wte.value, .wpe = positions, .x = x, .starts = starts},
       tape.stream());
   tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
-  return tape.output(std::move(x), [tokens, &wte, wpe, starts](Tape& t, const Tensor& dx) {
-    backward(t, tokens, dx, wte, wpe, starts);
+  return tape.split_output(std::move(x), [tokens, &wte, wpe, starts](Tape& t, const Tensor& dx) {
+    if (!wte.trainable && (wpe == nullptr || !wpe->trainable)) return;
+    t.write_gradients({&wte, wpe}, [tokens, dx, &wte, wpe, starts](Tape& later) {
+      backward(later, tokens, dx, wte, wpe, starts);
+    });
   });
 }
 

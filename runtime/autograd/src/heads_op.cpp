@@ -50,39 +50,6 @@ void run_forward(Tape& tape, const HeadShapes& shapes, const HeadsOptions& o,
   tape.charge(elementwise_cost(qkv, 0, 1));
 }
 
-/// Where the gradients of both gammas go; the kernel sums both or none, and one that is frozen
-/// beside one that is not goes to scratch.
-struct GammaGradients {
-  TensorView query, key;
-  bool accumulate = false;
-  Tensor scratch;
-};
-
-GammaGradients gamma_gradients(Tape& tape, const HeadsOptions& o) {
-  GammaGradients result;
-  if (o.q_gamma == nullptr) return result;
-  check_gradient(kHeadsOp, "q_gamma", *o.q_gamma);
-  check_gradient(kHeadsOp, "k_gamma", *o.k_gamma);
-  const bool has_query = static_cast<bool>(o.q_gamma->gradient);
-  const bool has_key = static_cast<bool>(o.k_gamma->gradient);
-  if (!has_query && !has_key) return result;
-  if (has_query && has_key) {
-    require(o.q_gamma->gradient_written == o.k_gamma->gradient_written, ErrorCode::kInvalidArgument,
-            kHeadsOp, ": q_gamma and k_gamma must be used by the same operations");
-    result.accumulate = gradient_target(*o.q_gamma).accumulate;
-    result.query = o.q_gamma->gradient;
-    result.key = gradient_target(*o.k_gamma).view;
-    return result;
-  }
-  const GradientTarget target = gradient_target(has_query ? *o.q_gamma : *o.k_gamma);
-  result.accumulate = target.accumulate;
-  result.scratch = tape.workspace(target.view.bytes(), "gradient of a frozen head norm");
-  const TensorView ignored(result.scratch.view().data, target.view.dtype, target.view.shape);
-  result.query = has_query ? target.view : ignored;
-  result.key = has_query ? ignored : target.view;
-  return result;
-}
-
 struct HeadsBackward {
   HeadShapes shapes;
   HeadsOptions options;
@@ -92,27 +59,63 @@ struct HeadsBackward {
 
   void operator()(Tape& tape, Tensor d_qkv) {
     if (packed_id < 0) return;
-    const bool norms = options.q_gamma != nullptr;
-    const Tensor packed_tensor = norms ? packed.get() : Tensor();
     Tensor d_packed = tape.activation(packed_shape, d_qkv.dtype(), "heads input gradient");
-    const GammaGradients gammas = gamma_gradients(tape, options);
+    if (options.q_gamma == nullptr) {
+      run(tape, {}, d_qkv, {}, d_packed, nullptr);
+      tape.add_gradient(packed_id, std::move(d_packed));
+      return;
+    }
+    SmallGradients sums = small_gradients(tape);
+    const Gammas gammas{options.q_gamma->value, options.k_gamma->value};
+    run(tape, packed.get(), d_qkv, gammas, d_packed, &sums);
+    tape.add_gradient(packed_id, std::move(d_packed));
+    if (sums.run_again()) write_gradients(tape, std::move(d_qkv));
+  }
+
+ private:
+  struct Gammas {
+    TensorView query{}, key{};
+  };
+
+  SmallGradients small_gradients(Tape& tape) const {
+    return SmallGradients(tape, kHeadsOp, {"q_gamma", options.q_gamma},
+                          {"k_gamma", options.k_gamma});
+  }
+
+  /// `from` and `sums` of norms only.
+  void run(Tape& tape, const Tensor& from, const Tensor& d_qkv, const Gammas& gammas,
+           const Tensor& d_packed, SmallGradients* sums) const {
     tape.kernels().heads_backward(
         {.d_qkv = d_qkv.view().reshape(shapes.qkv),
-         .packed = norms ? packed_tensor.view().reshape(shapes.packed) : TensorView{},
+         .packed = from ? from.view().reshape(shapes.packed) : TensorView{},
          .d_packed = d_packed.view().reshape(shapes.packed),
-         .q_gamma = value_of(options.q_gamma),
-         .k_gamma = value_of(options.k_gamma),
-         .dq_gamma = gammas.query,
-         .dk_gamma = gammas.key,
+         .q_gamma = gammas.query,
+         .k_gamma = gammas.key,
+         .dq_gamma = sums != nullptr ? sums->first : TensorView{},
+         .dk_gamma = sums != nullptr ? sums->second : TensorView{},
          .frequencies = options.frequencies,
          .amplitude = options.amplitude,
          .epsilon = options.epsilon,
-         .accumulate_parameters = gammas.accumulate,
+         .accumulate_parameters = sums != nullptr && sums->accumulate,
          .starts = options.starts},
         tape.stream());
-    tape.charge(elementwise_cost(d_packed, norms ? 14 : 4, norms ? 2 : 1));
+    if (sums != nullptr) sums->finish(tape);
+    tape.charge(elementwise_cost(d_packed, from ? 14 : 4, from ? 2 : 1));
     tape.charge(elementwise_cost(d_qkv, 1, 1));
-    tape.add_gradient(packed_id, std::move(d_packed));
+  }
+
+  /// Later, and the input's once more beside them.
+  void write_gradients(Tape& tape, Tensor d_qkv) {
+    packed = packed.computed();
+    tape.write_gradients(
+        {options.q_gamma, options.k_gamma},
+        [later = *this, d_qkv = std::move(d_qkv), query = copy_of(tape, *options.q_gamma),
+         key = copy_of(tape, *options.k_gamma)](Tape& t) {
+          SmallGradients sums = later.small_gradients(t);
+          const Tensor d_packed =
+              t.activation(later.packed_shape, d_qkv.dtype(), "heads input gradient");
+          later.run(t, later.packed.get(), d_qkv, {query, key}, d_packed, &sums);
+        });
   }
 };
 
@@ -123,7 +126,7 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options) {
   const Shape out_shape = with_last_dim(packed.shape(), 3 * options.heads * options.width);
   Tensor qkv = tape.activation(out_shape, packed.dtype(), "heads output");
   run_forward(tape, shapes, options, packed.tensor, qkv);
-  if (!tape.recording()) return tape.output(std::move(qkv), nullptr);
+  if (!tape.recording()) return tape.split_output(std::move(qkv), nullptr);
 
   auto remake =
       tape.rematerialization([shapes, options, out_shape, saved = Saved(packed)](Tape& t) {
@@ -137,7 +140,7 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options) {
                          .packed_id = packed.id,
                          .packed = options.q_gamma == nullptr ? Saved() : Saved(packed),
                          .packed_shape = packed.shape()};
-  return tape.output(std::move(qkv), std::move(backward), std::move(remake));
+  return tape.split_output(std::move(qkv), std::move(backward), std::move(remake));
 }
 
 }  // namespace tessera::ops

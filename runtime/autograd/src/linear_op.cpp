@@ -19,14 +19,13 @@ Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
                    bias](Tape& t, Tensor dy) mutable {
     t.add_gradient(residual_id, dy);
     const TensorView dy2 = as_matrix(dy);
-    run_parameter_gradients(kOp, t, dy2, saved, weight, bias);
-    saved = {};  // before dx needs memory
+    write_linear_gradients(kOp, t, {dy, dy2}, std::exchange(saved, {}), weight, bias);
     if (x_id < 0) return;
     Tensor dx = t.activation(x_shape, dy.dtype(), "linear input gradient");
     run_input_gradient(t, dy2, weight, as_matrix(dx));
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), std::move(backward));
 }
 
 }  // namespace tessera::ops

@@ -1,5 +1,7 @@
 #include "linear_parts.h"
 
+#include <utility>
+
 namespace tessera::ops {
 
 void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
@@ -42,6 +44,8 @@ void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weigh
   if (gelu_input) tape.charge(gelu_backward_cost(dx));
 }
 
+namespace {
+
 void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, const Saved& x,
                              Parameter& weight, Parameter* bias) {
   GradientTarget db;
@@ -68,6 +72,18 @@ void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, c
                        .accumulate_bias_gradient = db.accumulate},
                       tape.stream());
   tape.charge(gemm_cost(dw.view.shape[0], dw.view.shape[1], dy.shape[0], dy.dtype, dw.view.dtype));
+}
+
+}  // namespace
+
+void write_linear_gradients(const char* op, Tape& tape, OutputGradient dy, Saved x,
+                            Parameter& weight, Parameter* bias) {
+  if (!weight.trainable && (bias == nullptr || !bias->trainable)) return;
+  if (tape.is_split()) x = x.computed();
+  tape.write_gradients({&weight, bias},
+                       [op, dy = std::move(dy), x = std::move(x), &weight, bias](Tape& t) {
+                         run_parameter_gradients(op, t, dy.dy, x, weight, bias);
+                       });
 }
 
 }  // namespace tessera::ops

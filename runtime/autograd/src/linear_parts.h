@@ -27,9 +27,14 @@ TensorView checked_residual(const char* op, const Value* residual, const Tensor&
 void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,
                         const TensorView& dx, const TensorView& gelu_input = {});
 
-/// dW (O, I) [+]= dy^T x;  db (O) [+]= column sums of dy. Gradients that are not wanted are
-/// skipped.
-void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, const Saved& x,
-                             Parameter& weight, Parameter* bias);
+/// The gradient of a linear layer's output, (rows, O), and the tensor that it lies in.
+struct OutputGradient {
+  Tensor holder;
+  TensorView dy;
+};
+/// dW (O, I) [+]= dy^T x;  db (O) [+]= column sums of dy; by Tape::write_gradients. Gradients that
+/// are not wanted are skipped. `op` is a literal.
+void write_linear_gradients(const char* op, Tape& tape, OutputGradient dy, Saved x,
+                            Parameter& weight, Parameter* bias);
 
 }  // namespace tessera::ops

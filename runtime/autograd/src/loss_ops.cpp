@@ -27,11 +27,11 @@ void check_targets(const char* op, const TensorView& targets, std::int64_t rows)
 /// Losses of `rows` rows as a value whose gradient goes on as `input_gradient` to `input_id`. See
 /// [Note: losses end the tape].
 Value loss_output(Tape& tape, Tensor losses, int input_id, Tensor input_gradient) {
-  return tape.output(std::move(losses),
-                     [input_id, input_gradient = std::move(input_gradient)](
-                         Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
-                       t.add_gradient(input_id, std::move(input_gradient));
-                     });
+  return tape.split_output(std::move(losses),
+                           [input_id, input_gradient = std::move(input_gradient)](
+                               Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
+                             t.add_gradient(input_id, std::move(input_gradient));
+                           });
 }
 
 /// `x` to be overwritten by the gradient of a loss while recording: itself, or a copy if anything
@@ -63,10 +63,11 @@ class ChunkedLoss {
                               "logits of a chunk");
   }
 
-  /// losses (rows) of rows [begin, begin + rows). While recording: adds to the weight's gradient
-  /// and, if wanted, writes these rows of dx (which may be x).
+  /// losses (rows) of rows [begin, begin + rows). With `gradients`: adds to the weight's and, if
+  /// wanted, writes these rows of dx (which may be x).
   void run(std::int64_t begin, std::int64_t rows, const TensorView& targets,
-           std::int32_t ignore_index, const TensorView& losses, const TensorView& dx) {
+           std::int32_t ignore_index, const TensorView& losses, const TensorView& dx,
+           bool gradients) {
     const TensorView padded(scratch_.view().data, x_.dtype, Shape{rows, stride_});
     const TensorView logits = padded.narrow(1, 0, columns_);
     const TensorView x = x_.narrow(0, begin, rows);
@@ -77,11 +78,11 @@ class ChunkedLoss {
                                    .losses = losses.narrow(0, begin, rows),
                                    .vocab_size = vocab_size_,
                                    .ignore_index = ignore_index,
-                                   .gradient = tape_.recording(),
+                                   .gradient = gradients,
                                    .scale = tape_.options().loss_scale},
                                   tape_.stream());
-    tape_.charge(elementwise_cost(logits, kSoftmaxFlops, tape_.recording() ? 2 : 1));
-    if (!tape_.recording()) return;
+    tape_.charge(elementwise_cost(logits, kSoftmaxFlops, gradients ? 2 : 1));
+    if (!gradients) return;
     if (weight_.gradient) {
       const GradientTarget dw = gradient_target(weight_);
       multiply({.a = logits,
@@ -113,6 +114,44 @@ class ChunkedLoss {
   std::int64_t stride_;   ///< of a row of logits
   Tensor scratch_;
 };
+
+/// `dx` may be empty, or x.
+void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView& targets,
+                std::int32_t ignore_index, const Tensor& losses, const Tensor& dx, bool gradients) {
+  const std::int64_t rows = leading_rows(x.shape()), vocab_size = weight.value.shape[0];
+  const std::int64_t chunk_rows = cross_entropy_chunk_rows(rows, vocab_size, tape.options().device);
+  require(rows / chunk_rows < kMaxChunks, ErrorCode::kConfig,
+          "linear_cross_entropy: a micro-batch of ", rows, " tokens is more than ", kMaxChunks,
+          " pieces of ", chunk_rows,
+          " rows of logits; take a smaller micro-batch, sequence length or vocabulary");
+  const TensorView flat_targets = targets.flat();
+  const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
+  ChunkedLoss loss(tape, as_matrix(x), weight, std::min(rows, chunk_rows));
+  for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
+    loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, ignore_index, losses, dx2,
+             gradients);
+  }
+}
+
+/// `losses` of which backward computes the gradients, with the logits once more: see
+/// TapeOptions::loss_backward_apart.
+Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorView& targets,
+            std::int32_t ignore_index) {
+  auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, ignore_index](
+                      Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
+    check_gradient("linear_cross_entropy", "weight", weight);
+    Tensor x_tensor = saved.get();
+    saved = {};
+    const Tensor again =
+        t.activation(Shape{leading_rows(x_tensor.shape())}, DType::kFloat32, "losses, once more");
+    Tensor dx;
+    if (x_id >= 0) dx = reuse_or_allocate(t, x_tensor, "head input gradient");
+    run_chunks(t, x_tensor, weight, targets, ignore_index, again, dx, true);
+    x_tensor = {};  // now dx has its memory to itself
+    t.add_gradient(x_id, std::move(dx));
+  };
+  return tape.split_output(std::move(losses), std::move(backward));
+}
 
 }  // namespace
 
@@ -185,21 +224,13 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
   check_targets(kOp, targets, rows);
 
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
+  if (tape.recording() && tape.options().loss_backward_apart) {
+    run_chunks(tape, x.tensor, weight, targets, ignore_index, losses, {}, false);
+    return apart(tape, std::move(losses), std::move(x), weight, targets, ignore_index);
+  }
   Tensor dx;
   if (tape.recording() && x.id >= 0) dx = reuse_or_allocate(tape, x.tensor, "head input gradient");
-  {
-    const std::int64_t chunk_rows =
-        cross_entropy_chunk_rows(rows, w.shape[0], tape.options().device);
-    require(rows / chunk_rows < kMaxChunks, ErrorCode::kConfig, kOp, ": a micro-batch of ", rows,
-            " tokens is more than ", kMaxChunks, " pieces of ", chunk_rows,
-            " rows of logits; take a smaller micro-batch, sequence length or vocabulary");
-    const TensorView flat_targets = targets.flat();
-    const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
-    ChunkedLoss loss(tape, as_matrix(x.tensor), weight, std::min(rows, chunk_rows));
-    for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
-      loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, ignore_index, losses, dx2);
-    }
-  }
+  run_chunks(tape, x.tensor, weight, targets, ignore_index, losses, dx, tape.recording());
   return loss_output(tape, std::move(losses), x.id, std::move(dx));
 }
 

@@ -57,13 +57,13 @@ Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& p) {
   auto backward = [y_id = y.id, x_id = x.id, x_shape = x.shape(), x_saved = Saved(x),
                    hidden = Saved(hidden, nullptr), p](Tape& t, Tensor dy) mutable {
     const TensorView columns = columns_of(dy, p);
-    run_parameter_gradients(kOp, t, columns, hidden, p.b, nullptr);
+    write_linear_gradients(kOp, t, {dy, columns}, hidden, p.b, nullptr);
     Tensor d_hidden = t.activation(hidden.get().shape(), dy.dtype(), "low-rank hidden gradient");
     hidden = {};
     run_input_gradient(t, columns, p.b, as_matrix(d_hidden));
     scale_in_place(t, d_hidden, p.scale);
-    run_parameter_gradients(kOp, t, as_matrix(d_hidden), x_saved, p.a, nullptr);
-    x_saved = {};
+    write_linear_gradients(kOp, t, {d_hidden, as_matrix(d_hidden)}, std::exchange(x_saved, {}), p.a,
+                           nullptr);
     if (x_id >= 0) {
       Tensor dx = t.activation(x_shape, dy.dtype(), "low-rank input gradient");
       run_input_gradient(t, as_matrix(d_hidden), p.a, as_matrix(dx));
@@ -71,7 +71,7 @@ Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& p) {
     }
     t.add_gradient(y_id, std::move(dy));
   };
-  return tape.output(std::move(y.tensor), std::move(backward));
+  return tape.split_output(std::move(y.tensor), std::move(backward));
 }
 
 }  // namespace tessera::ops

@@ -46,15 +46,14 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
 /// Each tensor is let go of before the next one needs memory.
 void run_backward(Tape& t, Tensor dy, int x_id, const Shape& x_shape, SavedMlp& saved,
                   const MlpParameters& p) {
-  run_parameter_gradients(kMlpOp, t, as_matrix(dy), saved.hidden, p.projection_weight,
-                          p.projection_bias);
-  saved.hidden = {};
+  write_linear_gradients(kMlpOp, t, {dy, as_matrix(dy)}, std::exchange(saved.hidden, {}),
+                         p.projection_weight, p.projection_bias);
   Tensor d_pre = t.activation(saved.pre.shape(), dy.dtype(), "GELU input gradient");
   run_input_gradient(t, as_matrix(dy), p.projection_weight, as_matrix(d_pre), as_matrix(saved.pre));
   dy = {};
   saved.pre = {};
-  run_parameter_gradients(kMlpOp, t, as_matrix(d_pre), saved.x, p.weight, p.bias);
-  saved.x = {};
+  write_linear_gradients(kMlpOp, t, {d_pre, as_matrix(d_pre)}, std::exchange(saved.x, {}), p.weight,
+                         p.bias);
   if (x_id < 0) return;
   Tensor dx = t.activation(x_shape, d_pre.dtype(), "MLP input gradient");
   run_input_gradient(t, as_matrix(d_pre), p.weight, as_matrix(dx));
@@ -83,7 +82,7 @@ Value mlp(Tape& tape, Value x, MlpParameters p, const Value* residual) {
     t.add_gradient(residual_id, dy);
     run_backward(t, std::move(dy), x_id, x_shape, saved, p);
   };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), std::move(backward));
 }
 
 }  // namespace tessera::ops

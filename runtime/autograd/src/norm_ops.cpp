@@ -26,45 +26,6 @@ void check_arguments(const char* op, const Value& x, const Parameter& gamma,
   if (beta != nullptr) check_operand(op, "beta", beta->value, channels, x.dtype());
 }
 
-/// With a beta the kernel sums both gradients or none. One that is frozen beside one that is not
-/// goes to scratch.
-struct NormGradients {
-  TensorView dgamma, dbeta;
-  bool accumulate = false;
-  Tensor scratch;
-};
-
-NormGradients norm_gradients(Tape& tape, Parameter& gamma, Parameter* beta_or_none) {
-  check_gradient("layer_norm", "gamma", gamma);
-  NormGradients result;
-  if (beta_or_none == nullptr) {
-    if (!gamma.gradient) return result;
-    const GradientTarget target = gradient_target(gamma);
-    result.dgamma = target.view;
-    result.accumulate = target.accumulate;
-    return result;
-  }
-  Parameter& beta = *beta_or_none;
-  check_gradient("layer_norm", "beta", beta);
-  if (!gamma.gradient && !beta.gradient) return result;
-  if (gamma.gradient && beta.gradient) {
-    require(gamma.gradient_written == beta.gradient_written, ErrorCode::kInvalidArgument,
-            "layer_norm: gamma and beta must be used by the same operations");
-    result.accumulate = gradient_target(gamma).accumulate;
-    result.dgamma = gamma.gradient;
-    result.dbeta = gradient_target(beta).view;
-    return result;
-  }
-  const bool has_gamma = static_cast<bool>(gamma.gradient);
-  const GradientTarget target = gradient_target(has_gamma ? gamma : beta);
-  result.accumulate = target.accumulate;
-  result.scratch = tape.workspace(target.view.bytes(), "gradient of a frozen norm parameter");
-  const TensorView ignored(result.scratch.view().data, target.view.dtype, target.view.shape);
-  result.dgamma = has_gamma ? target.view : ignored;
-  result.dbeta = has_gamma ? ignored : target.view;
-  return result;
-}
-
 /// Gives the gradient of what was normalised, in the memory of dy or of the gradient that the
 /// residual branch has already collected, if either is free.
 struct NormBackward {
@@ -76,30 +37,53 @@ struct NormBackward {
 
   void operator()(Tape& tape, Tensor dy) {
     Tensor collected = tape.take_gradient(x_id);
-    const NormGradients parameters = norm_gradients(tape, gamma, beta);
+    SmallGradients sums = small_gradients(tape);
+    Tensor again = sums.run_again() ? dy : Tensor();
     Tensor dx;
     if (dy.use_count() != 1 && collected.use_count() == 1) {
       dx = collected;
     } else {
       dx = reuse_or_allocate(tape, dy, "layer norm input gradient");
     }
-    const Tensor x_tensor = x.get();
-    tape.kernels().layer_norm_backward(
-        {.dy = as_matrix(dy),
-         .x = as_matrix(x_tensor),
-         .mean = statistics.mean,
-         .rstd = statistics.rstd,
-         .gamma = gamma.value,
-         .d_residual = collected ? as_matrix(collected) : TensorView(),
-         .dx = as_matrix(dx),
-         .dgamma = parameters.dgamma,
-         .dbeta = parameters.dbeta,
-         .accumulate_parameters = parameters.accumulate},
-        tape.stream());
-    tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
+    run(tape, x.get(), dy, gamma.value, collected, dx, sums);
     dy = {};  // now dx has its memory to itself
     collected = {};
     tape.add_gradient(x_id, std::move(dx));
+    if (again) write_gradients(tape, std::move(again));
+  }
+
+ private:
+  SmallGradients small_gradients(Tape& tape) const {
+    return SmallGradients(tape, "layer_norm", {"gamma", &gamma}, {"beta", beta});
+  }
+
+  void run(Tape& tape, const Tensor& normalised, const Tensor& dy, const TensorView& gammas,
+           const Tensor& collected, const Tensor& dx, SmallGradients& sums) const {
+    tape.kernels().layer_norm_backward(
+        {.dy = as_matrix(dy),
+         .x = as_matrix(normalised),
+         .mean = statistics.mean,
+         .rstd = statistics.rstd,
+         .gamma = gammas,
+         .d_residual = collected ? as_matrix(collected) : TensorView(),
+         .dx = as_matrix(dx),
+         .dgamma = sums.first,
+         .dbeta = sums.second,
+         .accumulate_parameters = sums.accumulate},
+        tape.stream());
+    sums.finish(tape);
+    tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
+  }
+
+  /// Later, and dx once more beside them.
+  void write_gradients(Tape& tape, Tensor dy) {
+    x = x.computed();
+    tape.write_gradients({&gamma, beta}, [later = *this, dy = std::move(dy),
+                                          gammas = copy_of(tape, gamma)](Tape& t) {
+      SmallGradients sums = later.small_gradients(t);
+      const Tensor dx = t.activation(dy.shape(), dy.dtype(), "layer norm input gradient");
+      later.run(t, later.x.get(), dy, gammas, {}, dx, sums);
+    });
   }
 };
 
@@ -120,8 +104,8 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) 
                                      .epsilon = kEpsilon},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 8, 2));
-  return tape.output(std::move(y),
-                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta});
+  return tape.split_output(std::move(y),
+                           NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta});
 }
 
 Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon) {
@@ -137,8 +121,8 @@ Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon) {
                                      .epsilon = epsilon},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 4, 2));
-  return tape.output(std::move(y),
-                     NormBackward{x.id, Saved(x), std::move(statistics), gamma, nullptr});
+  return tape.split_output(std::move(y),
+                           NormBackward{x.id, Saved(x), std::move(statistics), gamma, nullptr});
 }
 
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
@@ -162,12 +146,12 @@ SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter&
                                     tape.stream());
   tape.charge(elementwise_cost(y, 9, 4));
 
-  Value sum_value = tape.output(std::move(sum), [ids](Tape& t, Tensor gradient) {
+  Value sum_value = tape.split_output(std::move(sum), [ids](Tape& t, Tensor gradient) {
     t.add_gradient(ids[0], gradient);
     t.add_gradient(ids[1], std::move(gradient));
   });
   NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma, &beta};
-  Value norm = tape.output(std::move(y), std::move(backward));
+  Value norm = tape.split_output(std::move(y), std::move(backward));
   return {.sum = std::move(sum_value), .norm = std::move(norm)};
 }
 

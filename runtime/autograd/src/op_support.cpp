@@ -37,6 +37,73 @@ GradientTarget gradient_target(Parameter& parameter) {
           .accumulate = std::exchange(parameter.gradient_written, true)};
 }
 
+SmallGradients::SmallGradients(Tape& tape, const char* op, NamedParameter a, NamedParameter b)
+    : op_(op), targets_{a, b} {
+  for (const NamedParameter& target : targets_) {
+    if (target.parameter != nullptr) check_gradient(op, target.name, *target.parameter);
+  }
+  if (tape.is_split()) {
+    keep_apart(tape);
+    return;
+  }
+  const bool has_first = static_cast<bool>(a.parameter->gradient);
+  const bool has_second = b.parameter != nullptr && b.parameter->gradient;
+  if (!has_first && !has_second) return;
+  if (has_first && has_second) {
+    require(a.parameter->gradient_written == b.parameter->gradient_written,
+            ErrorCode::kInvalidArgument, op, ": ", a.name, " and ", b.name,
+            " must be used by the same operations");
+    gradient_target(*b.parameter);
+  }
+  const GradientTarget target = gradient_target(has_first ? *a.parameter : *b.parameter);
+  accumulate = target.accumulate;
+  first = a.parameter->gradient;
+  if (b.parameter == nullptr) return;
+  second = b.parameter->gradient;
+  if (has_first && has_second) return;
+  scratch_ = tape.workspace(target.view.bytes(), "gradient of a frozen parameter");
+  (has_first ? second : first) =
+      TensorView(scratch_.view().data, target.view.dtype, target.view.shape);
+}
+
+void SmallGradients::keep_apart(Tape& tape) {
+  bool wanted = false;
+  for (const NamedParameter& target : targets_) {
+    if (target.parameter == nullptr || !target.parameter->trainable) continue;
+    wanted = true;
+    run_again_ = run_again_ || tape.is_written_before(*target.parameter);
+  }
+  if (!wanted || run_again_) return;
+  for (int i = 0; i < 2; ++i) {
+    if (targets_[i].parameter == nullptr) continue;
+    sums_[i] = tape.activation(targets_[i].parameter->value.shape, DType::kFloat32,
+                               "gradient of a small parameter");
+  }
+  first = sums_[0];
+  if (sums_[1]) second = sums_[1];
+}
+
+void SmallGradients::finish(Tape& tape) {
+  for (int i = 0; i < 2; ++i) {
+    if (!sums_[i] || !targets_[i].parameter->trainable) continue;
+    tape.write_gradients({targets_[i].parameter}, [op = op_, target = targets_[i],
+                                                   sum = std::exchange(sums_[i], {})](Tape& t) {
+      check_gradient(op, target.name, *target.parameter);
+      if (!target.parameter->gradient) return;
+      const TensorView gradient = gradient_target(*target.parameter).view;
+      t.kernels().cast({.src = sum, .dst = gradient}, t.stream());
+      t.charge(elementwise_cost(gradient, 0, 2));
+    });
+  }
+}
+
+Tensor copy_of(Tape& tape, const Parameter& parameter) {
+  Tensor copy = tape.activation(parameter.value.shape, parameter.value.dtype, "small parameter");
+  tape.kernels().cast({.src = parameter.value, .dst = copy}, tape.stream());
+  tape.charge(elementwise_cost(copy, 0, 2));
+  return copy;
+}
+
 Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, DType result) {
   const auto fm = static_cast<double>(m);
   const auto fn = static_cast<double>(n);

@@ -25,19 +25,23 @@ void copy_rows(Tape& tape, const TensorView& from, const TensorView& to) {
   tape.charge(elementwise_cost(to, 0, 2));
 }
 
+/// Keeps the prompt's rows of dx alone.
 void add_prompt_gradient(Tape& tape, const TensorView& dx, Parameter& prompt) {
-  check_gradient(kPromptOp, "prompt", prompt);
-  if (!prompt.gradient) return;
+  if (!prompt.trainable || (!tape.is_split() && !prompt.gradient)) return;
   const std::int64_t batch = dx.shape[0], rows = prompt.value.shape[0];
   const std::int64_t numel = prompt.value.numel();
-  const Tensor first = tape.activation(Shape{batch, numel}, dx.dtype, "prompt gradients");
+  Tensor first = tape.activation(Shape{batch, numel}, dx.dtype, "prompt gradients");
   for (std::int64_t b = 0; b < batch; ++b) {
     copy_rows(tape, sequence_rows(dx, b, 0, rows), first.view().narrow(0, b, 1));
   }
-  const GradientTarget target = gradient_target(prompt);
-  tape.kernels().bias_gradient(
-      {.dy = first, .db = target.view.flat(), .accumulate = target.accumulate}, tape.stream());
-  tape.charge(elementwise_cost(first, 1, 1));
+  tape.write_gradients({&prompt}, [first = std::move(first), &prompt](Tape& t) {
+    check_gradient(kPromptOp, "prompt", prompt);
+    if (!prompt.gradient) return;
+    const GradientTarget target = gradient_target(prompt);
+    t.kernels().bias_gradient(
+        {.dy = first, .db = target.view.flat(), .accumulate = target.accumulate}, t.stream());
+    t.charge(elementwise_cost(first, 1, 1));
+  });
 }
 
 }  // namespace
@@ -73,8 +77,8 @@ Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& 
       tape.charge(elementwise_cost(sequence_rows(x, b, 0, rows + length), 1, 3));
     }
   }
-  return tape.output(std::move(x),
-                     [&prompt](Tape& t, const Tensor& dx) { add_prompt_gradient(t, dx, prompt); });
+  return tape.split_output(
+      std::move(x), [&prompt](Tape& t, const Tensor& dx) { add_prompt_gradient(t, dx, prompt); });
 }
 
 Value without_first(Tape& tape, const Value& x, std::int64_t count) {
@@ -86,16 +90,17 @@ Value without_first(Tape& tape, const Value& x, std::int64_t count) {
   for (std::int64_t b = 0; b < batch; ++b) {
     copy_rows(tape, sequence_rows(x.tensor, b, count, kept), sequence_rows(y, b, 0, kept));
   }
-  return tape.output(std::move(y), [shape, count, kept, id = x.id](Tape& t, const Tensor& dy) {
-    if (id < 0) return;
-    Tensor dx = t.activation(shape, dy.dtype(), "gradient with that of the prompt");
-    for (std::int64_t b = 0; b < shape[0]; ++b) {
-      const TensorView first = sequence_rows(dx, b, 0, count);
-      t.kernels().fill({.dst = first}, t.stream());
-      copy_rows(t, sequence_rows(dy, b, 0, kept), sequence_rows(dx, b, count, kept));
-    }
-    t.add_gradient(id, std::move(dx));
-  });
+  return tape.split_output(
+      std::move(y), [shape, count, kept, id = x.id](Tape& t, const Tensor& dy) {
+        if (id < 0) return;
+        Tensor dx = t.activation(shape, dy.dtype(), "gradient with that of the prompt");
+        for (std::int64_t b = 0; b < shape[0]; ++b) {
+          const TensorView first = sequence_rows(dx, b, 0, count);
+          t.kernels().fill({.dst = first}, t.stream());
+          copy_rows(t, sequence_rows(dy, b, 0, kept), sequence_rows(dx, b, count, kept));
+        }
+        t.add_gradient(id, std::move(dx));
+      });
 }
 
 }  // namespace tessera::ops

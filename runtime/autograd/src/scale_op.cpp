@@ -39,6 +39,53 @@ Tensor input_gradient_memory(Tape& tape, const Tensor& dy, const Columns& column
   return dx;
 }
 
+struct ScaleBackward {
+  int x_id;
+  Saved x;
+  Columns columns;
+  Parameter& scale;
+
+  void operator()(Tape& tape, Tensor dy) {
+    SmallGradients sums(tape, kScaleOp, {"scale", &scale});
+    Tensor again = sums.run_again() ? dy : Tensor();
+    Tensor dx = input_gradient_memory(tape, dy, columns);
+    run(tape, sums.first ? x.get() : Tensor(), dy, scale.value, columns.of(dx), sums);
+    dy = {};  // now dx has its memory to itself
+    if (again) {
+      write_gradients(tape, std::move(again));
+    } else {
+      x = {};
+    }
+    tape.add_gradient(x_id, std::move(dx));
+  }
+
+ private:
+  void run(Tape& tape, const Tensor& from, const Tensor& dy, const TensorView& scales,
+           const TensorView& dx, SmallGradients& sums) const {
+    tape.kernels().scale_columns_backward({.dy = columns.of(dy),
+                                           .x = from ? as_matrix(from) : TensorView(),
+                                           .scale = scales.flat(),
+                                           .dx = dx,
+                                           .d_scale = sums.first ? sums.first.flat() : TensorView(),
+                                           .accumulate = sums.accumulate},
+                                          tape.stream());
+    tape.charge(elementwise_cost(dx, 3, sums.first ? 3 : 2));
+    sums.finish(tape);
+  }
+
+  /// Later, and dx once more beside it.
+  void write_gradients(Tape& tape, Tensor dy) {
+    x = x.computed();
+    tape.write_gradients(
+        {&scale}, [later = *this, dy = std::move(dy), scales = copy_of(tape, scale)](Tape& t) {
+          SmallGradients sums(t, kScaleOp, {"scale", &later.scale});
+          const Tensor dx = t.activation(Shape{leading_rows(dy.shape()), later.columns.count},
+                                         dy.dtype(), "scale input gradient");
+          later.run(t, later.x.get(), dy, scales, dx, sums);
+        });
+  }
+};
+
 }  // namespace
 
 Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_column) {
@@ -58,25 +105,7 @@ Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_co
   tape.charge(elementwise_cost(columns.of(y), 1, kept ? 3 : 2));
 
   Saved saved = !keeps ? Saved() : all ? Saved(x) : Saved(kept, nullptr);
-  auto backward = [x_id = x.id, saved, columns, all, &scale](Tape& t, Tensor dy) mutable {
-    check_gradient(kScaleOp, "scale", scale);
-    const GradientTarget d_scale = scale.gradient ? gradient_target(scale) : GradientTarget{};
-    const Tensor from = d_scale.view ? saved.get() : Tensor();
-    Tensor dx = input_gradient_memory(t, dy, columns);
-    t.kernels().scale_columns_backward(
-        {.dy = columns.of(dy),
-         .x = from ? as_matrix(from) : TensorView(),
-         .scale = scale.value.flat(),
-         .dx = columns.of(dx),
-         .d_scale = d_scale.view ? d_scale.view.flat() : TensorView(),
-         .accumulate = d_scale.accumulate},
-        t.stream());
-    t.charge(elementwise_cost(columns.of(dx), 3, d_scale.view ? 3 : 2));
-    dy = {};  // now dx has its memory to itself
-    saved = {};
-    t.add_gradient(x_id, std::move(dx));
-  };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), ScaleBackward{x.id, std::move(saved), columns, scale});
 }
 
 }  // namespace tessera::ops

@@ -20,7 +20,7 @@ Value swiglu(Tape& tape, Value x) {
   const Shape shape = with_last_dim(x.shape(), width / 2);
   Tensor y = tape.activation(shape, x.dtype(), "swiglu output");
   run_forward(tape, x.tensor, y);
-  if (!tape.recording()) return tape.output(std::move(y), nullptr);
+  if (!tape.recording()) return tape.split_output(std::move(y), nullptr);
 
   auto remake = tape.rematerialization([shape, saved = Saved(x)](Tape& t) {
     const Tensor x_tensor = saved.get();
@@ -40,7 +40,7 @@ Value swiglu(Tape& tape, Value x) {
     x_tensor = {};  // now dx has its memory to itself
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.output(std::move(y), std::move(backward), std::move(remake));
+  return tape.split_output(std::move(y), std::move(backward), std::move(remake));
 }
 
 }  // namespace tessera::ops

@@ -1,5 +1,6 @@
 #include "tessera/autograd/tape.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -45,6 +46,20 @@ Tape::Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions optio
 
 Tape::~Tape() = default;
 
+const Batch& Tape::batch() const {
+  require(options_.without_batch.empty(), ErrorCode::kInvalidArgument, "layer '",
+          options_.without_batch,
+          "' reads the batch and does not declare it: set reads_batch_ in "
+          "its constructor");
+  return batch_;
+}
+
+std::int64_t Tape::samples() const {
+  if (options_.samples > 0) return options_.samples;
+  const Shape& inputs = batch_.inputs.shape();
+  return inputs.rank() > 0 ? inputs[0] : 1;
+}
+
 Value Tape::input(Tensor tensor, bool needs_gradient) {
   require(nodes_.empty(), ErrorCode::kInvalidArgument,
           "Tape::input comes before every operation, and once");
@@ -57,6 +72,12 @@ Value Tape::input(Tensor tensor, bool needs_gradient) {
 }
 
 Value Tape::output(Tensor tensor, Backward backward, std::shared_ptr<Rematerialization> remake) {
+  if (backward) can_split_ = false;
+  return split_output(std::move(tensor), std::move(backward), std::move(remake));
+}
+
+Value Tape::split_output(Tensor tensor, Backward backward,
+                         std::shared_ptr<Rematerialization> remake) {
   Value value{.tensor = std::move(tensor)};
   if (!options_.record) return value;
   require(!replayed_, ErrorCode::kInvalidArgument, "a tape records nothing after its backward");
@@ -74,6 +95,38 @@ std::shared_ptr<Rematerialization> Tape::rematerialization(Remake remake) {
 }
 
 Tensor Tape::backward(const Value& output, Tensor output_gradient) {
+  return replay(output, std::move(output_gradient));
+}
+
+Tensor Tape::backward_input(const Value& output, Tensor output_gradient) {
+  if (!replayed_) is_split_ = true;
+  return replay(output, std::move(output_gradient));
+}
+
+void Tape::backward_weights() {
+  require(is_split_ && replayed_, ErrorCode::kInvalidArgument,
+          "backward_weights comes once, after backward_input");
+  is_split_ = false;
+  while (!waiting_.empty()) {
+    const Waiting next = std::move(waiting_.front());
+    waiting_.pop_front();
+    next.write(*this);
+  }
+}
+
+void Tape::write_gradients(std::initializer_list<const Parameter*> parameters,
+                           WriteGradients write) {
+  if (!is_split_) return write(*this);
+  waiting_.push_back({.parameters = parameters, .write = std::move(write)});
+}
+
+bool Tape::is_written_before(const Parameter& parameter) const {
+  return parameter.gradient_written || std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
+           return std::ranges::find(waiting.parameters, &parameter) != waiting.parameters.end();
+         });
+}
+
+Tensor Tape::replay(const Value& output, Tensor output_gradient) {
   require(options_.record, ErrorCode::kInvalidArgument,
           "backward needs a tape that records (TapeOptions::record)");
   require(!replayed_, ErrorCode::kInvalidArgument, "a tape goes backward once");

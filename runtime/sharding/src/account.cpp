@@ -30,6 +30,8 @@ MemoryCategory category_of(const ScheduleBuffer& buffer) {
     case Role::kActivation:
     case Role::kActivationGradient:
       return MemoryCategory::kActivations;
+    case Role::kBatch:
+      return MemoryCategory::kData;
     case Role::kScalars:
       break;
   }

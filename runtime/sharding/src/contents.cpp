@@ -36,6 +36,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
   }
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];
+    if (buffer.kind == BufferKind::kBatch) contents_[b] = {.valid = true, .role = buffer.role};
     if (!buffer.persistent) continue;
     contents_[b] = {.valid = true,
                     .role = buffer.role,

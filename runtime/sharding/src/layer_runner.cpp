@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -40,6 +42,15 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       kernels_(options.layer_kernels != nullptr ? options.layer_kernels
                                                 : &kernels_for(memory.device())),
       written_(schedule.buffers.size()) {
+  is_added_to_.resize(layout.layers.size());
+  std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
+  for (std::size_t l = layout.layers.size(); l-- > 0;) {
+    for (const ParameterAddress& address : layout.layers[l].parameters) {
+      const bool is_new = !layout.flat_of(address).trainable ||
+                          behind.insert({address.unit, address.flat, address.tensor}).second;
+      is_added_to_[l].push_back(is_new ? 0 : 1);
+    }
+  }
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
   }
@@ -55,9 +66,13 @@ void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_s
   const KernelTable* const real = std::exchange(kernels_, &plans);
   for (const Action& action : schedule_.actions) {
     if (action.operation == &operations::kForward) forward(action, stream);
-    if (action.operation == &operations::kForwardLoss) forward_loss(action, loss_sum, stream);
+    if (action.operation == &operations::kForwardLoss)
+      forward_loss(action, loss_scale, loss_sum, stream);
     if (action.operation == &operations::kLoss) loss(action, loss_scale, loss_sum, stream);
+    if (action.operation == &operations::kLossBackward) loss_backward(action, loss_scale, stream);
     if (action.operation == &operations::kBackward) backward(action, stream);
+    if (action.operation == &operations::kBackwardInput) backward_input(action, stream);
+    if (action.operation == &operations::kBackwardWeight) backward_weight(action, stream);
     if (action.operation == &operations::kRelease) release_input(action);
     if (action.operation == &operations::kReserve) reserve_input(action);
   }
@@ -101,6 +116,7 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
     parameters[p].trainable = flat.trainable;
     parameters[p].gradient = {};
+    parameters[p].gradient_written = is_added_to_[layer][p] != 0;
     const Operand* const gradient =
         flat.trainable ? find_operand(schedule_, action.writes, address, Role::kGradient) : nullptr;
     if (gradient == nullptr) continue;
@@ -161,10 +177,18 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
   }
 }
 
+/// The micro-batch that a pass names; null: none.
+const Batch* LayerRunner::batch_of(const Action& a) const {
+  const Operand* const batch = schedule_.find(a.reads, BufferKind::kBatch);
+  return batch == nullptr ? nullptr : &batches_.at(schedule_.buffer(*batch).micro_step);
+}
+
 std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
                                              const TensorView& loss_scale, Stream& stream) {
+  const Batch* const batch = batch_of(a);
+  const std::string& name = model_.layers[static_cast<std::size_t>(a.layer)]->name();
   return std::make_unique<Tape>(
-      memory_, stream, batches_.at(a.micro_step),
+      memory_, stream, batch != nullptr ? *batch : Batch{},
       TapeOptions{
           .record = record,
           .selective = schedule_.policy.recompute == Recompute::kSelective,
@@ -172,6 +196,9 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
           .loss_scale = loss_scale,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),
           .first_sample = keys_ != nullptr ? keys_->first_sample(a.micro_step) : TensorView(),
+          .loss_backward_apart = a.operation == &operations::kForwardLoss,
+          .without_batch = batch != nullptr ? std::string_view() : name,
+          .samples = options_.micro_batch,
           .threads = options_.threads,
           .device = options_.device,
           .cuda_kernels = options_.cuda_kernels,
@@ -179,7 +206,9 @@ std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
 }
 
 Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
-  if (layer > 0) return tape.input(std::move(flowing), needs_input_gradient(layer));
+  if (Schedule::takes_activation(layer)) {
+    return tape.input(std::move(flowing), needs_input_gradient(layer));
+  }
   const Tensor& inputs = tape.batch().inputs;
   const DType dtype = schedule_.parameter_dtype;
   if (!is_compute_dtype(inputs.dtype()) || inputs.dtype() == dtype)
@@ -212,56 +241,122 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
 }
 
 /// The last layer's forward; its losses are added to `loss_sum`.
-Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_sum,
+Value LayerRunner::run_last(const Action& a, Tape& tape, Tensor flowing, const TensorView& loss_sum,
                             Stream& stream) {
   const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
-  const Value input = input_of(a.layer, tape, take_input(a));
+  const Value input = input_of(a.layer, tape, std::move(flowing));
   Value output = layer.forward(tape, input, bind(a));
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
-  batches_.check_losses(a.micro_step, output.shape(), layer.name());
+  const int micro_step = schedule_.buffer(*schedule_.find(a.reads, BufferKind::kBatch)).micro_step;
+  batches_.check_losses(micro_step, output.shape(), layer.name());
   kernels_->exact_sum({.x = output.tensor.view().flat(), .words = loss_sum}, stream);
   return output;
 }
 
-void LayerRunner::forward_loss(const Action& a, const TensorView& loss_sum, Stream& stream) {
-  const auto tape = make_tape(a, false, {}, stream);
-  run_last(a, *tape, loss_sum, stream);
+Tensor LayerRunner::gradient_of_losses(Tape& tape, const Shape& losses,
+                                       const TensorView& loss_scale, Stream& stream) const {
+  Tensor gradient = tape.activation(losses, DType::kFloat32, "gradient of the losses");
+  kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
+  return gradient;
+}
+
+void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
+                               const TensorView& loss_sum, Stream& stream) {
+  const Operand* const keeps = schedule_.find(a.writes, BufferKind::kActivation);
+  const bool record = keeps != nullptr && !recomputes(a.layer);
+  auto tape = make_tape(a, record, record ? loss_scale : TensorView(), stream);
+  Activation kept;
+  Tensor flowing = take_input(a);
+  if (keeps != nullptr && !record) kept.input = flowing;
+  Value output = run_last(a, *tape, std::move(flowing), loss_sum, stream);
+  if (keeps == nullptr) return;
+  kept.kept = true;
+  if (record) {
+    kept.losses = output.shape();
+    output.tensor = {};
+    kept.recorded = std::move(output);
+    kept.recorded.remake = nullptr;
+    kept.tape = std::move(tape);
+  }
+  activations_.insert_or_assign(keeps->buffer, std::move(kept));
 }
 
 void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const TensorView& loss_sum,
                        Stream& stream) {
   begin_gradients(a, stream);
   const auto tape = make_tape(a, true, loss_scale, stream);
-  Value output = run_last(a, *tape, loss_sum, stream);
-  Tensor gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
-  kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
+  Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
+  Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
   pass_on(a, tape->backward(output, std::move(gradient)));
   end_gradients(a, stream);
 }
 
-void LayerRunner::backward(const Action& a, Stream& stream) {
-  const int buffer = schedule_.find(a.reads, BufferKind::kActivation)->buffer;
+LayerRunner::Activation LayerRunner::take_kept(int buffer) {
   const auto found = activations_.find(buffer);
   require(found != activations_.end(), ErrorCode::kInternal, schedule_.name_of(buffer),
           " is not there");
   Activation kept = std::move(found->second);
   activations_.erase(found);
-  begin_gradients(a, stream);
+  return kept;
+}
+
+LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const TensorView& loss_scale,
+                                                   Stream& stream) {
+  const int buffer = schedule_.find(a.reads, BufferKind::kActivation)->buffer;
+  Activation kept = take_kept(buffer);
   const std::span<Parameter> parameters = bind(a);
-  if (recomputes(a.layer)) {
-    kept.tape = make_tape(a, true, {}, stream);
-    const auto layer = static_cast<std::size_t>(a.layer);
-    Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
-    const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));
-    kept.recorded = model_.layers[layer]->forward(*kept.tape, value, parameters);
-    kept.recorded.tensor = {};
-    kept.recorded.remake = nullptr;
-  }
+  if (!recomputes(a.layer)) return kept;
+  kept.tape = make_tape(a, true, loss_scale, stream);
+  const auto layer = static_cast<std::size_t>(a.layer);
+  Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
+  const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));
+  kept.recorded = model_.layers[layer]->forward(*kept.tape, value, parameters);
+  kept.losses = kept.recorded.shape();
+  kept.recorded.tensor = {};
+  kept.recorded.remake = nullptr;
+  return kept;
+}
+
+void LayerRunner::loss_backward(const Action& a, const TensorView& loss_scale, Stream& stream) {
+  begin_gradients(a, stream);
+  Activation kept = take_recorded(a, loss_scale, stream);
+  Tensor gradient = gradient_of_losses(*kept.tape, kept.losses, loss_scale, stream);
+  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)));
+  end_gradients(a, stream);
+}
+
+void LayerRunner::backward(const Action& a, Stream& stream) {
+  begin_gradients(a, stream);
+  Activation kept = take_recorded(a, {}, stream);
   pass_on(a, kept.tape->backward(
                  kept.recorded,
                  take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  end_gradients(a, stream);
+}
+
+void LayerRunner::backward_input(const Action& a, Stream& stream) {
+  Activation kept = take_recorded(a, {}, stream);
+  const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
+  require(layer.splits_backward() && kept.tape->can_split(), ErrorCode::kInvalidArgument,
+          "the backward of layer '", layer.name(), "' cannot be two passes: ",
+          layer.splits_backward()
+              ? "an operation of its own is recorded by Tape::output(), which says nothing of two "
+                "parts; record it by Tape::split_output(), or do not set splits_backward_"
+              : "it does not set splits_backward_; plan its backward as one");
+  pass_on(a, kept.tape->backward_input(
+                 kept.recorded,
+                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  activations_.insert_or_assign(schedule_.find(a.reads, BufferKind::kActivation)->buffer,
+                                Activation{.tape = std::move(kept.tape), .kept = true});
+}
+
+void LayerRunner::backward_weight(const Action& a, Stream& stream) {
+  begin_gradients(a, stream);
+  const Activation kept = take_kept(schedule_.find(a.reads, BufferKind::kActivation)->buffer);
+  bind(a);
+  kept.tape->backward_weights();
   end_gradients(a, stream);
 }
 

@@ -29,11 +29,17 @@ class LayerRunner {
   // `action` is a pass of the schedule through one layer.
   void forward(const Action& action, Stream& stream);
   /// Forward of the last layer alone. Adds the micro-batch's losses to `loss_sum`, an exact sum.
-  void forward_loss(const Action& action, const TensorView& loss_sum, Stream& stream);
+  void forward_loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
+                    Stream& stream);
   /// Forward and backward of the last layer.
   void loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
             Stream& stream);
+  /// Backward of the last layer, after its forward_loss().
+  void loss_backward(const Action& action, const TensorView& loss_scale, Stream& stream);
   void backward(const Action& action, Stream& stream);
+  /// The two parts of backward().
+  void backward_input(const Action& action, Stream& stream);
+  void backward_weight(const Action& action, Stream& stream);
   /// Dequantises a unit's parameters, whole, for the layers that read them.
   void decode(const Action& action, Stream& stream);
 
@@ -52,6 +58,7 @@ class LayerRunner {
   std::span<Parameter> bind(const Action& action);
   void begin_gradients(const Action& action, Stream& stream);
   void end_gradients(const Action& action, Stream& stream);
+  const Batch* batch_of(const Action& action) const;
   std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
                                   Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
@@ -59,7 +66,10 @@ class LayerRunner {
   void pass_on(const Action& action, Tensor gradient);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
-  Value run_last(const Action& action, Tape& tape, const TensorView& loss_sum, Stream& stream);
+  Value run_last(const Action& action, Tape& tape, Tensor flowing, const TensorView& loss_sum,
+                 Stream& stream);
+  Tensor gradient_of_losses(Tape& tape, const Shape& losses, const TensorView& loss_scale,
+                            Stream& stream) const;
 
   const Schedule& schedule_;
   const ModelLayout& layout_;
@@ -73,12 +83,17 @@ class LayerRunner {
 
   /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
   struct Activation {
-    Tensor output;
-    std::unique_ptr<Tape> tape;
-    Value recorded;     ///< the output on the tape, without its tensor
-    Tensor input;       ///< kept for recomputation only
-    bool kept = false;  ///< backward is to come
+    Tensor output{};
+    std::unique_ptr<Tape> tape{};
+    Value recorded{};   ///< the output on the tape, without its tensor
+    Shape losses{};     ///< of the last layer: of that tensor
+    Tensor input{};     ///< kept for recomputation only
+    bool kept = false;  ///< backward, or its second part, is to come
   };
+  /// Takes what the forward of the action's layer has kept, its output recorded on a tape: now, if
+  /// the layer is recomputed.
+  Activation take_recorded(const Action& action, const TensorView& loss_scale, Stream& stream);
+  Activation take_kept(int buffer);
   /// The input of a layer that may go to the host. No lane but the copies' touches it between the
   /// layer's passes, and theirs only with the waits of the schedule.
   struct Input {
@@ -92,6 +107,8 @@ class LayerRunner {
   Tensor take_input(const Action& action);
 
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
+  /// By layer and parameter: whether layers behind it contribute to its gradient, too.
+  std::vector<std::vector<char>> is_added_to_;
   /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.
   std::vector<std::vector<char>> written_;
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included

@@ -134,7 +134,12 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
     }
   }
   for (const auto& layer : model.layers) {
-    LayerLayout entry{layer->name(), {}, layer->backward_reads_parameters()};
+    const bool at_an_end = layer == model.layers.front() || layer == model.layers.back();
+    LayerLayout entry{.name = layer->name(),
+                      .parameters = {},
+                      .backward_reads_parameters = layer->backward_reads_parameters(),
+                      .splits_backward = layer->splits_backward(),
+                      .reads_batch = at_an_end || layer->reads_batch()};
     for (const ParameterSpec& spec : layer->parameters()) {
       entry.parameters.push_back(addresses.at(spec.name));
     }

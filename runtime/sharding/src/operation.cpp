@@ -110,23 +110,48 @@ const Operation kAllReduce{.name = "all-reduce",
 const Operation kForward{.name = "forward",
                          .summary = "a layer's forward",
                          .is_pass = true,
+                         .parts = {.forward = true},
                          .rule = rules::forward,
                          .run = handlers::forward};
 const Operation kForwardLoss{.name = "forward-loss",
                              .summary = "the last layer's forward, which gives the losses",
                              .is_pass = true,
+                             .parts = {.forward = true, .losses = true},
                              .rule = rules::forward_loss,
                              .run = handlers::forward_loss};
-const Operation kLoss{.name = "loss",
-                      .summary = "the last layer's forward and backward in one",
-                      .is_pass = true,
-                      .rule = rules::loss,
-                      .run = handlers::loss};
+const Operation kLoss{
+    .name = "loss",
+    .summary = "the last layer's forward and backward in one",
+    .is_pass = true,
+    .parts = {.forward = true, .backward = true, .gradients = true, .losses = true},
+    .rule = rules::loss,
+    .run = handlers::loss};
+const Operation kLossBackward{.name = "loss-backward",
+                              .summary = "the last layer's backward, after its forward-loss",
+                              .is_pass = true,
+                              .parts = {.backward = true, .gradients = true},
+                              .rule = rules::loss_backward,
+                              .run = handlers::loss_backward};
 const Operation kBackward{.name = "backward",
                           .summary = "a layer's backward, with its forward before it if recomputed",
                           .is_pass = true,
+                          .parts = {.backward = true, .gradients = true},
                           .rule = rules::backward,
                           .run = handlers::backward};
+const Operation kBackwardInput{
+    .name = "backward-input",
+    .summary = "the part of a layer's backward that gives the gradient of its input",
+    .is_pass = true,
+    .parts = {.backward = true},
+    .rule = rules::backward_input,
+    .run = handlers::backward_input};
+const Operation kBackwardWeight{
+    .name = "backward-weight",
+    .summary = "the rest of it: gradients of parameters, of what backward-input has kept",
+    .is_pass = true,
+    .parts = {.gradients = true},
+    .rule = rules::backward_weight,
+    .run = handlers::backward_weight};
 const Operation kReshard{.name = "reshard",
                          .summary = "gives a slot of unsharded parameters back to the ring",
                          .rule = rules::reshard};
@@ -185,9 +210,10 @@ const Operation kOptimizerStep{
 std::span<const Operation* const> all_operations() {
   using namespace operations;  // NOLINT: the table above
   static constexpr std::array kAll{
-      &kCountTokens, &kAllGather, &kReduceScatter, &kAllReduce, &kForward,      &kForwardLoss,
-      &kLoss,        &kBackward,  &kReshard,       &kDecode,    &kCast,         &kCopy,
-      &kRelease,     &kReserve,   &kNormPartial,   &kResults,   &kOptimizerStep};
+      &kCountTokens,    &kAllGather, &kReduceScatter, &kAllReduce, &kForward,
+      &kForwardLoss,    &kLoss,      &kLossBackward,  &kBackward,  &kBackwardInput,
+      &kBackwardWeight, &kReshard,   &kDecode,        &kCast,      &kCopy,
+      &kRelease,        &kReserve,   &kNormPartial,   &kResults,   &kOptimizerStep};
   return kAll;
 }
 

@@ -102,7 +102,8 @@ void forward(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void forward_loss(StepContext& context, const Action& action, Stream& stream) {
-  context.layers().forward_loss(action, context.exchange().loss_sum(), stream);
+  StepExchange& exchange = context.exchange();
+  context.layers().forward_loss(action, exchange.loss_scale(), exchange.loss_sum(), stream);
 }
 
 void loss(StepContext& context, const Action& action, Stream& stream) {
@@ -110,8 +111,20 @@ void loss(StepContext& context, const Action& action, Stream& stream) {
   context.layers().loss(action, exchange.loss_scale(), exchange.loss_sum(), stream);
 }
 
+void loss_backward(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().loss_backward(action, context.exchange().loss_scale(), stream);
+}
+
 void backward(StepContext& context, const Action& action, Stream& stream) {
   context.layers().backward(action, stream);
+}
+
+void backward_input(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().backward_input(action, stream);
+}
+
+void backward_weight(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().backward_weight(action, stream);
 }
 
 void decode(StepContext& context, const Action& action, Stream& stream) {

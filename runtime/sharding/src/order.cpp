@@ -48,13 +48,9 @@ class Order {
   void add_sums();
   int add_scalars(BufferKind kind, DType format, std::int64_t numel);
   Operand add_activation(BufferKind kind, int layer, int micro_step);
-  void forward(int layer, int micro_step);
-  void loss(int micro_step);
-  void backward(int layer, int micro_step);
-  Action begin(const Operation& operation, int layer, int micro_step) const;
+  void pass(const Operation& operation, int layer, int micro_step);
   void read_parameters(Action& action, const std::vector<int>& units) const;
   void write_gradients(Action& action);
-  void leave_gradient_of_input(Action& action);
   void add_up_gradients(int layer, int micro_step);
   static int& at(PerFlat<int>& all, const FlatId& id) {
     return all[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
@@ -76,7 +72,7 @@ class Order {
   std::vector<Gradient> open_;           ///< in order of first write
   std::vector<Operand> outputs_;         ///< by layer, of the micro-step at hand
   Operand output_gradient_;              ///< of the layer whose backward comes next
-  Operand tokens_, losses_;
+  Operand tokens_, losses_, batch_;
 };
 
 void Order::list_flats() {
@@ -127,10 +123,6 @@ Operand Order::add_activation(BufferKind kind, int l, int micro_step) {
                           .format = schedule_.parameter_dtype})};
 }
 
-Action Order::begin(const Operation& operation, int l, int micro_step) const {
-  return {.operation = &operation, .layer = l, .micro_step = micro_step};
-}
-
 void Order::read_parameters(Action& action, const std::vector<int>& units) const {
   for (const int unit : units) {
     for (const int flat : flats_[static_cast<std::size_t>(unit)]) {
@@ -160,13 +152,6 @@ void Order::write_gradients(Action& action) {
   }
 }
 
-void Order::leave_gradient_of_input(Action& action) {
-  if (action.layer <= schedule_.first_backward_layer) return;
-  output_gradient_ =
-      add_activation(BufferKind::kActivationGradient, action.layer - 1, action.micro_step);
-  action.writes.push_back(output_gradient_);
-}
-
 /// Those to which no layer before this one contributes.
 void Order::add_up_gradients(int l, int micro_step) {
   std::erase_if(open_, [&](const Gradient& written) {
@@ -179,44 +164,39 @@ void Order::add_up_gradients(int l, int micro_step) {
   });
 }
 
-void Order::forward(int l, int micro_step) {
-  Action action = begin(operations::kForward, l, micro_step);
-  read_parameters(action, layer(l).forward_reads);
-  if (l > 0) action.reads.push_back(outputs_.back());
-  outputs_.push_back(add_activation(BufferKind::kActivation, l, micro_step));
-  action.writes.push_back(outputs_.back());
-  schedule_.actions.push_back(std::move(action));
-}
-
-void Order::loss(int micro_step) {
-  const int last = static_cast<int>(schedule_.layers.size()) - 1;
-  Action action = begin(trains_ ? operations::kLoss : operations::kForwardLoss, last, micro_step);
-  std::vector<int> units = layer(last).forward_reads;
-  for (const int unit : trains_ ? layer(last).backward_reads : std::vector<int>()) {
+/// A pass through a layer; its operands follow from the parts of its operation, see PassParts.
+void Order::pass(const Operation& operation, int l, int micro_step) {
+  const PassParts& parts = operation.parts;
+  const bool last = l == static_cast<int>(schedule_.layers.size()) - 1;
+  Action action{.operation = &operation, .layer = l, .micro_step = micro_step};
+  std::vector<int> units = parts.forward ? layer(l).forward_reads : std::vector<int>();
+  for (const int unit : parts.backward ? layer(l).backward_reads : std::vector<int>()) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   read_parameters(action, units);
-  if (last > 0) action.reads.push_back(outputs_.back());
-  if (trains_) {
-    write_gradients(action);
-    leave_gradient_of_input(action);
-    action.reads.push_back(tokens_);
+  if (layer(l).reads_batch) action.reads.push_back(batch_);
+  if (!parts.forward) {
+    action.reads.push_back(outputs_[static_cast<std::size_t>(l)]);
+    if (parts.backward && !last) action.reads.push_back(output_gradient_);
+  } else if (Schedule::takes_activation(l)) {
+    action.reads.push_back(outputs_.back());
   }
-  action.writes.push_back(losses_);
-  action.writes.back().adds = true;
+  if (last && trains_) action.reads.push_back(tokens_);
+  if (parts.gradients) write_gradients(action);
+  if (parts.backward && l > schedule_.first_backward_layer) {
+    output_gradient_ = add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
+    action.writes.push_back(output_gradient_);
+  }
+  if (parts.forward && !parts.backward && (!last || trains_)) {
+    outputs_.push_back(add_activation(BufferKind::kActivation, l, micro_step));
+    action.writes.push_back(outputs_.back());
+  }
+  if (parts.losses) {
+    action.writes.push_back(losses_);
+    action.writes.back().adds = true;
+  }
   schedule_.actions.push_back(std::move(action));
-  if (trains_) add_up_gradients(last, micro_step);
-}
-
-void Order::backward(int l, int micro_step) {
-  Action action = begin(operations::kBackward, l, micro_step);
-  read_parameters(action, layer(l).backward_reads);
-  action.reads.push_back(outputs_[static_cast<std::size_t>(l)]);
-  action.reads.push_back(output_gradient_);
-  write_gradients(action);
-  leave_gradient_of_input(action);
-  schedule_.actions.push_back(std::move(action));
-  add_up_gradients(l, micro_step);
+  if (parts.gradients) add_up_gradients(l, micro_step);
 }
 
 void Order::run() {
@@ -229,12 +209,27 @@ void Order::run() {
   schedule_.actions.push_back({.operation = &operations::kCountTokens,
                                .lane = Lane::kReduce,
                                .writes = {tokens_, losses_}});
+  std::vector<int> batches;
+  for (int m = 0; m < schedule_.micro_steps; ++m) {
+    batches.push_back(add_buffer(schedule_, {.name = concat("batch.m", m),
+                                             .kind = BufferKind::kBatch,
+                                             .role = Role::kBatch,
+                                             .micro_step = m,
+                                             .format = DType::kUInt8}));
+  }
   const int last = static_cast<int>(schedule_.layers.size()) - 1;
   for (int m = 0; m < schedule_.micro_steps; ++m) {
     outputs_.clear();
-    for (int l = 0; l < last; ++l) forward(l, m);
-    loss(m);
-    for (int l = last - 1; trains_ && l >= schedule_.first_backward_layer; --l) backward(l, m);
+    batch_.buffer = batches[static_cast<std::size_t>(m)];
+    for (int l = 0; l < last; ++l) pass(operations::kForward, l, m);
+    const bool loss_in_one = trains_ && !layer(last).splits_backward;
+    pass(loss_in_one ? operations::kLoss : operations::kForwardLoss, last, m);
+    if (trains_ && !loss_in_one) pass(operations::kLossBackward, last, m);
+    for (int l = last - 1; trains_ && l >= schedule_.first_backward_layer; --l) {
+      const bool in_one = !layer(l).splits_backward || layer(l).gradients.empty();
+      pass(in_one ? operations::kBackward : operations::kBackwardInput, l, m);
+      if (!in_one) pass(operations::kBackwardWeight, l, m);
+    }
   }
   schedule_.actions.push_back({.operation = &operations::kResults,
                                .lane = Lane::kReduce,

@@ -95,9 +95,10 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
   fail(ErrorCode::kConfig, "unknown ", what, " '", word, "'");
 }
 
-constexpr std::array kAllRoles{Role::kParameter,  Role::kDecoded,           Role::kMaster,
-                               Role::kOptimizer,  Role::kGradient,          Role::kScalars,
-                               Role::kActivation, Role::kActivationGradient};
+constexpr std::array kAllRoles{
+    Role::kParameter, Role::kDecoded, Role::kMaster,     Role::kOptimizer,
+    Role::kGradient,  Role::kScalars, Role::kActivation, Role::kActivationGradient,
+    Role::kBatch};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -191,6 +192,10 @@ class Parser {
       layer.forward_reads = parse_units(line);
       layer.backward_reads = parse_units(line);
       layer.gradients = parse_gradients(line);
+      line.expect("|");
+      layer.reads_batch = line.accept("batch");
+      layer.splits_backward = line.accept("split");
+      if (!layer.reads_batch && !layer.splits_backward) line.expect("-");
       schedule_.layers.push_back(std::move(layer));
     } else if (key == "part") {
       const FlatId id = parse_flat_name(line.take("the name of a unit"));

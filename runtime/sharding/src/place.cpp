@@ -312,7 +312,7 @@ void Placing::pass(Action action) {
   }
   action.reads = std::move(reads);
   const bool is_forward = action.operation == &operations::kForward;
-  const bool is_backward = action.operation == &operations::kBackward;
+  const bool is_backward = !action.operation->parts.forward && action.operation->parts.backward;
   const int layer = action.layer;
   const Operand there{.buffer = inputs_[static_cast<std::size_t>(layer)]};
   const auto push = [&](const Operation& operation, const Operand& written) {
@@ -325,7 +325,7 @@ void Placing::pass(Action action) {
     push(operations::kReserve, *input);
     copy(Lane::kCopyIn, {there}, *input);
   }
-  const Operand output = action.writes.front();
+  const Operand output = is_forward ? action.writes.front() : Operand();
   actions_.push_back(std::move(action));
   if (is_forward && leaves(layer)) {
     copy(Lane::kCopyOut, {output}, there);

@@ -19,10 +19,14 @@ void append_unique(std::vector<int>& list, int value) {
   if (std::ranges::find(list, value) == list.end()) list.push_back(value);
 }
 
-std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
+std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout, bool split_backward) {
   std::vector<ScheduleLayer> layers;
   for (const LayerLayout& in : layout.layers) {
-    ScheduleLayer out{.name = in.name, .forward_reads = {}, .backward_reads = {}, .gradients = {}};
+    ScheduleLayer out{.name = in.name,
+                      .forward_reads = {},
+                      .backward_reads = {},
+                      .gradients = {},
+                      .reads_batch = in.reads_batch};
     for (const ParameterAddress& address : in.parameters) {
       append_unique(out.forward_reads, address.unit);
       if (in.backward_reads_parameters) append_unique(out.backward_reads, address.unit);
@@ -30,6 +34,7 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout) {
       const bool is_new = std::ranges::find(out.gradients, id) == out.gradients.end();
       if (layout.flat_of(address).trainable && is_new) out.gradients.push_back(id);
     }
+    out.splits_backward = split_backward && in.splits_backward;
     layers.push_back(std::move(out));
   }
   return layers;
@@ -103,7 +108,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
     }
   }
   schedule.units = schedule_units(layout, options.parameter_dtype);
-  schedule.layers = schedule_layers(layout);
+  schedule.layers = schedule_layers(layout, options.policy.split_backward);
   list_parts(schedule, layout);
   const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;
   require(passes <= kMaxPasses, ErrorCode::kConfig, schedule.layers.size(), " layers in each of ",

@@ -121,7 +121,7 @@ void Residencies::issue() {
       const std::size_t number = firsts.size() - 1;
       const Action& pass = passes_[static_cast<std::size_t>(r.first)];
       const auto depth =
-          static_cast<std::size_t>(pass.operation == &operations::kBackward ? backward_ : forward_);
+          static_cast<std::size_t>(pass.operation->parts.forward ? forward_ : backward_);
       r.issue = std::max(last_issue, number < depth ? 0 : firsts[number - depth]);
       const auto earlier = previous.find(r.piece);
       if (earlier != previous.end() && r.issue <= kept[earlier->second].last) {

@@ -45,6 +45,8 @@ std::string_view to_string(Role role) {
       return "activation";
     case Role::kActivationGradient:
       return "activation-gradient";
+    case Role::kBatch:
+      return "batch";
   }
   return "unknown";
 }
@@ -69,6 +71,8 @@ std::string_view to_string(BufferKind kind) {
       return "activation";
     case BufferKind::kActivationGradient:
       return "activation-gradient";
+    case BufferKind::kBatch:
+      return "batch";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:
@@ -104,8 +108,9 @@ std::string Schedule::name_of(int buffer) const {
 }
 
 bool Schedule::keeps_input(int layer) const {
-  return purpose == Purpose::kTrain && policy.recompute == Recompute::kFull && layer > 0 &&
-         layer >= first_backward_layer && layer < static_cast<int>(layers.size()) - 1 &&
+  return purpose == Purpose::kTrain && policy.recompute == Recompute::kFull &&
+         takes_activation(layer) && layer >= first_backward_layer &&
+         layer < static_cast<int>(layers.size()) - 1 &&
          !layers[static_cast<std::size_t>(layer)].backward_reads.empty();
 }
 

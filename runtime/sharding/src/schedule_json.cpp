@@ -117,9 +117,15 @@ std::string to_text(const Json& json) {
     });
   }
   add_lines(text, json, "layers", [&](const Json& layer) {
+    const bool reads = layer.at("reads_batch").get<bool>();
+    const bool splits = layer.at("splits_backward").get<bool>();
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
-                  layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")));
+                  layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")), " | ",
+                  reads && splits ? "batch split"
+                  : reads         ? "batch"
+                  : splits        ? "split"
+                                  : "-");
   });
   for (const Json& unit : json.at("units")) {
     for (const Json& flat : unit.at("flats")) {
@@ -190,7 +196,9 @@ Json to_json(const Schedule& schedule) {
     layers.push_back({{"name", layer.name},
                       {"forward_reads", names_of(schedule.units, layer.forward_reads)},
                       {"backward_reads", names_of(schedule.units, layer.backward_reads)},
-                      {"gradients", gradients_of(schedule, layer)}});
+                      {"gradients", gradients_of(schedule, layer)},
+                      {"reads_batch", layer.reads_batch},
+                      {"splits_backward", layer.splits_backward}});
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {

@@ -45,6 +45,12 @@ PolicyRow choice(std::string_view name, bool PlanOptions::*option) {
           [=](PlanOptions& o, PolicyWords words) { o.*option = read_choice(only(words)); }};
 }
 
+PolicyRow choice(std::string_view name, bool StepPolicy::*option) {
+  return {name, [=](const PlanOptions& o) { return std::string(o.policy.*option ? "yes" : "no"); },
+          [=](PlanOptions& o, PolicyWords words) { o.policy.*option = read_choice(only(words)); },
+          false};
+}
+
 PolicyRow depth(std::string_view name, int StepPolicy::*option) {
   return {
       name, [=](const PlanOptions& o) { return concat(o.policy.*option); },
@@ -103,6 +109,7 @@ std::span<const PolicyRow> policy_rows() {
       depth("prefetch_disk", &StepPolicy::prefetch_disk),
       choice("reshard_after_forward", &PlanOptions::reshard_after_forward),
       choice("accumulate_unsharded", &PlanOptions::accumulate_unsharded),
+      choice("split_backward", &StepPolicy::split_backward),
       choice("overlap_optimizer", &PlanOptions::overlap_optimizer),
       {"reduction_order",
        [](const PlanOptions& o) { return std::string(to_string(o.reduction_order)); },

@@ -97,7 +97,8 @@ std::string with_flats(const Schedule& schedule, int unit, FlatSet flats) {
     if (!flats.contains(f)) continue;
     const bool exists = unit >= 0 && unit < std::ssize(schedule.units);
     static const std::vector<ScheduleFlat> kNoFlats;
-    text += '+' + name_of(exists ? schedule.units[static_cast<std::size_t>(unit)].flats : kNoFlats, f);
+    text +=
+        '+' + name_of(exists ? schedule.units[static_cast<std::size_t>(unit)].flats : kNoFlats, f);
   }
   return text;
 }
@@ -119,15 +120,22 @@ std::string unit_list(const Schedule& schedule, const std::vector<int>& units) {
   return text.empty() ? "-" : text;
 }
 
+/// "batch", "split", both, or "-".
+std::string marks_of(const ScheduleLayer& layer) {
+  if (!layer.reads_batch) return layer.splits_backward ? "split" : "-";
+  return layer.splits_backward ? "batch split" : "batch";
+}
+
 void write_layers(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> rows{{"# layer", "name", "", "forward reads", "", "backward reads", "",
-                         "backward writes gradients"}};
+                         "backward writes gradients", "", "all read"}};
   for (const ScheduleLayer& layer : schedule.layers) {
     rows.push_back({"layer", quote_name(layer.name), "|", unit_list(schedule, layer.forward_reads),
                     "|", unit_list(schedule, layer.backward_reads), "|",
-                    gradient_list(schedule, layer.gradients)});
+                    gradient_list(schedule, layer.gradients), "|", marks_of(layer)});
   }
-  out << "\n# Layers in order, and the units that they touch.\n";
+  out << "\n# Layers in order, and the units that they touch; of some, all passes read the "
+         "batch, or backward\n# is two passes ('split').\n";
   write_table(out, rows);
 }
 
@@ -176,7 +184,8 @@ void write_buffers(std::ostream& out, const Schedule& schedule) {
   }
   out << "\n# Buffers of one rank, in elements: of a unit, or of a layer at a micro-step. The "
          "memory "
-         "of\n# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes.\n";
+         "of\n# activations, x.LAYER.mN, and of their gradients, d.LAYER.mN, comes and goes; "
+         "batches, batch.mN,\n# are there when the step begins.\n";
   write_table(out, rows);
 }
 

@@ -271,6 +271,7 @@ void Slots::sort_buffers() {
     if (b.kind == BufferKind::kCopy) return std::tuple(1, 0, 0);
     if (b.kind == BufferKind::kGradient) return std::tuple(2, 0, 0);
     if (b.is_activation()) return std::tuple(6, 0, 0);
+    if (b.kind == BufferKind::kBatch) return std::tuple(7, 0, 0);
     if (!b.is_slot()) return std::tuple(b.role == Role::kScalars ? 5 : 3, of_kind(b.kind), 0);
     return std::tuple(4, 0, 0);
   };

@@ -10,8 +10,8 @@ namespace tessera {
 namespace {
 
 bool is_pooled(const ScheduleBuffer& buffer) {
-  return !buffer.persistent && buffer.role != Role::kScalars && !buffer.is_activation() &&
-         buffer.kind != BufferKind::kSnapshot;
+  return !buffer.persistent && buffer.role != Role::kScalars && buffer.role != Role::kBatch &&
+         !buffer.is_activation() && buffer.kind != BufferKind::kSnapshot;
 }
 
 }  // namespace

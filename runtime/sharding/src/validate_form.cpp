@@ -167,7 +167,7 @@ class FormCheck {
       }
       check_kind(buffer);
       if (buffer.kind == BufferKind::kInput) check_input(buffer);
-      if (buffer.is_activation()) check_activation(buffer);
+      if (buffer.is_activation() || buffer.kind == BufferKind::kBatch) check_activation(buffer);
       if (buffer.role == Role::kScalars && buffer.tier != Tier::kDevice) {
         add(buffer.name, " holds scalars, which are on the device");
       }
@@ -227,16 +227,19 @@ class FormCheck {
     }
   }
 
-  /// What a layer leaves on the device, or its gradient.
+  /// What a layer leaves on the device, or its gradient; or a micro-step's batch.
   void check_activation(const ScheduleBuffer& buffer) {
-    if (!in_range(buffer.layer, s_.layers.size())) {
+    const bool batch = buffer.kind == BufferKind::kBatch;
+    if (!batch && !in_range(buffer.layer, s_.layers.size())) {
       return add(buffer.name, " is for layer ", buffer.layer, " of ", s_.layers.size());
     }
     if (buffer.tier != Tier::kDevice || buffer.numel != 0) {
-      add(buffer.name, " must be on the device, where its memory comes and goes");
+      add(buffer.name, batch ? " must be on the device, and as large as the data say"
+                             : " must be on the device, where its memory comes and goes");
     }
     if (!activations_.insert({buffer.kind, buffer.layer, buffer.micro_step}).second) {
-      add(buffer.name, " is the second ", to_string(buffer.kind), " of its layer and micro-step");
+      add(buffer.name, " is the second ", to_string(buffer.kind),
+          batch ? " of its micro-step" : " of its layer and micro-step");
     }
   }
 
@@ -246,7 +249,8 @@ class FormCheck {
     const bool scalar = buffer.kind >= BufferKind::kTokens && buffer.kind <= BufferKind::kResults;
     const bool activation = buffer.is_activation();
     const bool of_layer = input || activation;
-    const bool of_no_unit = of_layer || scalar || buffer.is_slot();
+    const bool batch = buffer.kind == BufferKind::kBatch;
+    const bool of_no_unit = of_layer || scalar || batch || buffer.is_slot();
     if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
           to_string(buffer.role));
@@ -259,8 +263,8 @@ class FormCheck {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which ",
           of_layer ? "belongs to a layer" : "belongs to no layer");
     }
-    if (activation ? buffer.micro_step < 0 || buffer.micro_step >= s_.micro_steps
-                   : buffer.micro_step != -1) {
+    if (activation || batch ? buffer.micro_step < 0 || buffer.micro_step >= s_.micro_steps
+                            : buffer.micro_step != -1) {
       add(buffer.name, " is for micro-step ", buffer.micro_step, " of ", s_.micro_steps);
     }
     const bool optimizers = buffer.role == Role::kOptimizer;
@@ -289,6 +293,8 @@ class FormCheck {
         return role == Role::kActivation;
       case BufferKind::kActivationGradient:
         return role == Role::kActivationGradient;
+      case BufferKind::kBatch:
+        return role == Role::kBatch;
       case BufferKind::kWholeSlot:
         return read || gradient || role == Role::kDecoded;
       case BufferKind::kShardSlot:
@@ -396,8 +402,10 @@ class FormCheck {
     }
     const Role role = s_.role(operand.buffer);
     const bool activation = s_.buffer(operand).is_activation();
-    if (activation || role == Role::kScalars || role == Role::kActivation) {
-      if (activation && !operation.is_pass && !operation.moves_activations) {
+    const bool batch = role == Role::kBatch;
+    if (activation || batch || role == Role::kScalars || role == Role::kActivation) {
+      if ((activation && !operation.is_pass && !operation.moves_activations) ||
+          (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");
       }
       if (!activation && operation.changes_memory) {
@@ -438,7 +446,8 @@ class FormCheck {
     const ScheduleBuffer* first = nullptr;
     for (const auto* operands : {&action.reads, &action.writes}) {
       for (const Operand& operand : *operands) {
-        if (s_.buffer(operand).is_activation() || s_.role(operand.buffer) == Role::kScalars)
+        const Role role = s_.role(operand.buffer);
+        if (s_.buffer(operand).is_activation() || role == Role::kScalars || role == Role::kBatch)
           continue;
         const ScheduleBuffer& buffer = s_.buffer(operand);
         if (first == nullptr) first = &buffer;

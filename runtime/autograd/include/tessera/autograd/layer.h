@@ -29,18 +29,30 @@ class Layer {
   const std::vector<std::string>& tied_parameters() const { return tied_parameters_; }
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
+  /// Whether backward may be two passes, see [Note: backward in two parts] in tape.h; of the last
+  /// layer, whether it may be another pass than forward. All operations of forward must know both
+  /// parts: those of ops.h do, and one's own where they say so by Tape::split_output(). The
+  /// backward of other layers is one pass whatever the plan says.
+  bool splits_backward() const { return splits_backward_; }
+  /// Whether it reads Tape::batch(), in forward or in backward. The first layer and the last may
+  /// without saying so: a model's input is the batch, and so are the targets of its losses.
+  bool reads_batch() const { return reads_batch_; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient
   /// flows to it. The last layer returns its losses, fp32: as many as BatchSource::fill counts, or
   /// one for each class, row of targets or sample, else the run ends with an error.
   /// Gradients are in place for backward, and for the last layer's recording forward, too, whose
-  /// fused loss writes them (see ops.h); no other layer may use that loss.
+  /// fused loss writes them (see ops.h); no other layer may use that loss. Where backward is two
+  /// passes they are in place for the second, and where the last layer's is another pass than
+  /// forward, for backward alone.
   virtual Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const = 0;
 
  protected:
   std::vector<ParameterSpec> parameters_;
   std::vector<std::string> tied_parameters_;
+  bool splits_backward_ = false;
+  bool reads_batch_ = false;
 
  private:
   std::string name_;

@@ -63,8 +63,10 @@ inline std::int64_t padded_rows(const ParameterSpec& spec) {
 /// so operations keep the address of this struct and read the views when they run.
 struct Parameter {
   TensorView value;
-  TensorView gradient;            ///< empty when frozen or when nothing is recorded
-  bool gradient_written = false;  ///< later writes of this micro-step add to it
+  TensorView gradient;  ///< empty when frozen or when nothing is recorded
+  /// Later writes of this micro-step add to it. In Tape::backward_input(): whether it will have
+  /// been written by another layer when backward_weights() runs.
+  bool gradient_written = false;
   /// ParameterSpec::trainable: what only its gradient would read need not be kept for backward.
   bool trainable = true;
   /// Rows in memory of `value` and `gradient`, if there are more than their shape has: zeros, which

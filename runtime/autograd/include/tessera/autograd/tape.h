@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -69,6 +71,8 @@ class Saved {
   Saved(const Tensor& tensor, std::shared_ptr<Rematerialization> remake);
   /// The tensor; recomputed (once, for all that saved it) if it was dropped.
   Tensor get() const;
+  /// The same, which needs nothing any more to be got.
+  Saved computed() const { return Saved(get(), nullptr); }
 
  private:
   Tensor tensor_;
@@ -88,6 +92,15 @@ struct TapeOptions {
   /// (1) int64, in device memory: the global number of the micro-batch's first sample, whose random
   /// numbers are not those of other samples. None: 0.
   TensorView first_sample = {};
+  /// Of the last layer whose backward is another action than its forward: no gradient of a
+  /// parameter is in place in forward, so a fused loss computes its gradients in backward. Its
+  /// losses are the same.
+  bool loss_backward_apart = false;
+  /// The name of a layer that does not declare that it reads the batch (Layer::reads_batch):
+  /// batch() throws. Empty: the batch may be read.
+  std::string_view without_batch = {};
+  /// Of the micro-batch. 0: as many as the first dimension of the batch's inputs.
+  std::int64_t samples = 0;
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
@@ -102,6 +115,20 @@ struct TapeOptions {
 /// freed as backward passes them. Used from one thread, the one that runs the kernels. The host
 /// never reads tensors here, so that a tape on the sim device allocates and frees exactly what one
 /// on a real device does.
+///
+/// [Note: backward in two parts] Backward is backward(), or backward_input() and later
+/// backward_weights(), with the same bits. The first part gives the gradient of the layer's input
+/// and reads parameters; the second writes the gradients of parameters, in the order of backward(),
+/// and reads no parameter. In between the tape keeps what these gradients are made of: of a GEMM
+/// the saved input, recomputed by then if it was dropped, and the gradient of its output; of an
+/// embedding the gradient of its output; of a prompt its rows of that. Sums of columns that fall
+/// out of the kernel of the input's gradient (gains of norms and heads, factors of columns) are
+/// taken in the first part, where they cost no pass over memory of their own, kept in fp32, and
+/// written in the second. Where a gradient is added to another, as of a parameter that two
+/// operations share, its pieces go into that sum one by one; so the kernel runs a second time in
+/// the second part, on what it read in the first. Only linear_cross_entropy has no second part: the
+/// gradient of its logits, from which both of its products are made, is in memory for a chunk of
+/// rows at a time, and a second part would compute the logits once more.
 class Tape {
  public:
   Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options);
@@ -117,11 +144,21 @@ class Tape {
   /// Value itself may have let go of its tensor). Each operation dies, with what it saved, as soon
   /// as it has run. Returns d objective / d input, or an empty tensor if the input needs none.
   Tensor backward(const Value& output, Tensor output_gradient);
+  /// The first part of backward(): see [Note: backward in two parts]. Operations that are not
+  /// recorded by split_output() run as a whole.
+  Tensor backward_input(const Value& output, Tensor output_gradient);
+  /// The second part. What a gradient was made of is freed once it is written.
+  void backward_weights();
+  /// Whether all operations that were recorded know both parts.
+  bool can_split() const { return can_split_; }
 
   // For operations (ops.cpp, and operations of one's own: an example with the rules that hold for
   // them is tests/install/consumer/README.md, "An operation of your own").
 
-  const Batch& batch() const { return batch_; }
+  /// Throws Error{kInvalidArgument} if the layer does not declare that it reads the batch.
+  const Batch& batch() const;
+  /// Of the micro-batch.
+  std::int64_t samples() const;
   const TapeOptions& options() const { return options_; }
   bool recording() const { return options_.record; }
   Memory& memory() { return memory_; }
@@ -136,12 +173,26 @@ class Tape {
 
   using Backward = std::function<void(Tape&, Tensor gradient)>;
   using Remake = std::function<Tensor(Tape&)>;
+  using WriteGradients = std::function<void(Tape&)>;
 
   /// Registers an operation's output. `backward` gets d/d output and must hand gradients on with
   /// `add_gradient` and into Parameter::gradient; it is not called if no gradient arrives. Without
   /// recording it is dropped. `remake` is for outputs that selective recomputation drops.
   Value output(Tensor tensor, Backward backward,
                std::shared_ptr<Rematerialization> remake = nullptr);
+  /// output() of an operation whose `backward` touches Parameter::gradient in write_gradients()
+  /// alone, if at all.
+  Value split_output(Tensor tensor, Backward backward,
+                     std::shared_ptr<Rematerialization> remake = nullptr);
+  /// Within a `backward`: runs `write`, which writes or adds to the gradients of these parameters
+  /// (null: none); in backward_input() it waits for backward_weights(). It holds all that it reads,
+  /// but for the batch: values of parameters are not there by then, and what is Saved has to be
+  /// computed (Saved::computed).
+  void write_gradients(std::initializer_list<const Parameter*> parameters, WriteGradients write);
+  /// Whether write_gradients() waits.
+  bool is_split() const { return is_split_; }
+  /// Whether something comes before what write_gradients() would write to `parameter` now.
+  bool is_written_before(const Parameter& parameter) const;
   /// The way to compute an output again; null (keep it instead) unless recomputation is selective.
   std::shared_ptr<Rematerialization> rematerialization(Remake remake);
   /// Adds to d / d value `id`; does nothing for -1. Takes the tensor over; a tensor that others
@@ -164,6 +215,7 @@ class Tape {
   struct Node;
 
   void check_id(int id, const char* use) const;
+  Tensor replay(const Value& output, Tensor output_gradient);
 
   Memory& memory_;
   Stream& stream_;
@@ -174,6 +226,13 @@ class Tape {
   std::vector<Tensor> gradients_;  // by value id; what has been collected
   int input_id_ = -1;
   bool replayed_ = false;
+  bool can_split_ = true;
+  bool is_split_ = false;
+  struct Waiting {
+    std::vector<const Parameter*> parameters;
+    WriteGradients write;
+  };
+  std::deque<Waiting> waiting_;  ///< for backward_weights()
   std::uint64_t random_calls_ = 0;
   Cost cost_;
 };

@@ -41,7 +41,8 @@ struct Content {
   bool output = false;                     ///< an activation: the next layer has yet to read it
   bool kept = false;                       ///< an activation: backward has yet to read it
   InputPlace place = InputPlace::kDevice;  ///< an activation: what `kept` says of
-  bool open = false;  ///< a gradient: as layers left it, so that others may add to it
+  bool weights = false;  ///< an activation: backward-weight has yet to read what is left of it
+  bool open = false;     ///< a gradient: as layers left it, so that others may add to it
 };
 
 /// Walks the actions of a schedule in order of issue and keeps what every buffer holds. The rules

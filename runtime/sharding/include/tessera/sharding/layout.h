@@ -75,6 +75,8 @@ struct LayerLayout {
   std::string name;
   std::vector<ParameterAddress> parameters;  ///< own, then tied, as Layer::forward takes them
   bool backward_reads_parameters = true;
+  bool splits_backward = false;
+  bool reads_batch = false;  ///< the first and the last always
 };
 
 /// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the

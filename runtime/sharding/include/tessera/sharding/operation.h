@@ -26,12 +26,28 @@ enum class OperandTiers : std::uint8_t {
   kAny,
 };
 
+/// What a pass does of its layer. Its operands follow from this, see rules::pass() and planners:
+///   reads   `forward`: ScheduleLayer::forward_reads and the output of the layer before;
+///           `backward`: backward_reads and, but of the last layer, the gradient of the output;
+///           not `forward`: what the forward has kept; of the last layer: the number of tokens, if
+///           the schedule trains
+///   writes  `forward` and not `backward`: the output, or of the last layer what it keeps;
+///           `backward`: the gradient of the input; `gradients`: those of parameters;
+///           `losses`: these
+struct PassParts {
+  bool forward = false;
+  bool backward = false;
+  bool gradients = false;
+  bool losses = false;
+};
+
 /// One row of the table of operations. To add an operation: a row, its rule and its handler.
 struct Operation {
   std::string_view name;     ///< "all-gather": in texts, reports and traces
   std::string_view summary;  ///< one line for people
   Meeting meeting = Meeting::kNone;
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
+  PassParts parts{};     ///< of a pass
   bool on_host = false;  ///< run() is called on the host although no ranks meet
   OperandTiers tiers = OperandTiers::kDevice;
   /// Not a pass, but of what passes keep: whether its operands may be activations.
@@ -58,7 +74,10 @@ extern const Operation kAllReduce;
 extern const Operation kForward;
 extern const Operation kForwardLoss;
 extern const Operation kLoss;
+extern const Operation kLossBackward;
 extern const Operation kBackward;
+extern const Operation kBackwardInput;
+extern const Operation kBackwardWeight;
 extern const Operation kReshard;
 extern const Operation kDecode;
 extern const Operation kCast;

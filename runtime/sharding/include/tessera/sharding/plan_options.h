@@ -59,6 +59,9 @@ struct StepPolicy {
                           ///< ahead of what is added to them, layers' inputs ahead of backward
   int prefetch_disk = 2;  ///< units read from disk ahead of the one that is copied to the device,
                           ///< or updated and written back
+  /// Backward is two passes, of the gradient of a layer's input and directly after it of those of
+  /// its parameters, and the loss is two, of layers that declare it (Layer::splits_backward).
+  bool split_backward = false;
   bool operator==(const StepPolicy&) const = default;
 };
 

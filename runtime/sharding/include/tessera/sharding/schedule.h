@@ -54,6 +54,7 @@ enum class Role : std::uint8_t {
   kScalars,     ///< a few numbers that concern the step as a whole
   kActivation,  ///< what a layer's forward leaves: its output and what backward needs
   kActivationGradient,  ///< the gradient of a layer's output
+  kBatch,               ///< samples: inputs and targets
 };
 std::string_view to_string(Role role);
 
@@ -66,6 +67,7 @@ enum class BufferKind : std::uint8_t {
   kInput,       ///< of a layer, on the host: what it keeps for its backward
   kActivation,  ///< of a layer and micro-step: what its forward leaves
   kActivationGradient,  ///< the gradient of that
+  kBatch,               ///< of a micro-step: there before the step's first action, and stays
   kTokens,              ///< scalar: how many targets count
   kLoss,                ///< scalar: exact sum of the losses
   kNorm,                ///< scalar: exact sum of squared gradients
@@ -85,6 +87,7 @@ inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kInput,
                                             BufferKind::kActivation,
                                             BufferKind::kActivationGradient,
+                                            BufferKind::kBatch,
                                             BufferKind::kTokens,
                                             BufferKind::kLoss,
                                             BufferKind::kNorm,
@@ -106,11 +109,12 @@ struct ScheduleBuffer {
   int unit = -1;         ///< whose it is; -1 of slots, scalars, inputs and activations
   int flat = 0;          ///< of a unit's: the flat parameter that it is of, by index
   int layer = -1;        ///< of inputs and activations: whose it is
-  int micro_step = -1;   ///< of activations
+  int micro_step = -1;   ///< of activations and batches
   DType format = DType::kFloat32;
   std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
-  std::int64_t numel = 0;   ///< on one rank; 0 of activations, whose memory comes and goes
+  std::int64_t numel = 0;   ///< on one rank; 0 of activations, whose memory comes and goes, and of
+                            ///< batches, whose size is the data's
   bool persistent = false;  ///< kept from step to step
   Tier tier = Tier::kDevice;
   bool operator==(const ScheduleBuffer&) const = default;
@@ -166,7 +170,7 @@ class FlatSet {
 /// An action's use of a buffer: which buffer, and what it holds then.
 struct Operand {
   int buffer = 0;     ///< index, see Schedule::buffers
-  int unit = -1;      ///< whose content; -1 of scalars and activations
+  int unit = -1;      ///< whose content; -1 of scalars, activations and batches
   AxisSet sharded{};  ///< axes along which the content is sharded
   bool adds = false;  ///< of a write: added to what the buffer holds
   FlatSet flats{};    ///< of the unit: which; empty: those that Schedule::flats_in() says
@@ -195,12 +199,14 @@ struct FlatId {
   auto operator<=>(const FlatId&) const = default;
 };
 
-/// The units that a layer touches, by index.
+/// What a layer touches: units, by index, and the batch.
 struct ScheduleLayer {
   std::string name;
   std::vector<int> forward_reads;   ///< parameters read by forward
   std::vector<int> backward_reads;  ///< parameters read by backward (recomputation included)
   std::vector<FlatId> gradients;    ///< gradients written by backward
+  bool reads_batch = false;         ///< its passes read the batch of their micro-step
+  bool splits_backward = false;     ///< see StepPolicy::split_backward: its backward is two passes
   bool operator==(const ScheduleLayer&) const = default;
 };
 
@@ -250,8 +256,10 @@ struct Schedule : PlanOptions {
 
   bool operator==(const Schedule&) const = default;
 
-  /// Whether all that a layer's forward keeps for backward is its input, for recomputation, and no
-  /// sample of the batch.
+  /// Whether a layer's input is the output of the one before; the first one's is the batch.
+  static bool takes_activation(int layer) { return layer > 0; }
+  /// Whether all that a layer's forward keeps for backward is its input, for recomputation. The
+  /// batch stays anyway.
   bool keeps_input(int layer) const;
   /// Index of the buffer on the host for what `layer` keeps; -1: none.
   int input_on_host(int layer) const;
@@ -262,8 +270,8 @@ struct Schedule : PlanOptions {
     return buffer(operand).kind == kind;
   }
   Role role(int buffer) const { return buffers[static_cast<std::size_t>(buffer)].role; }
-  /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient); "?7" if there is
-  /// none.
+  /// "h.3.gradient", "p0", "x.h.3.m1" (activation), "d.h.3.m1" (its gradient), "batch.m1"; "?7" if
+  /// there is none.
   std::string name_of(int buffer) const;
   const ScheduleFlat& flat(int unit, int index) const {
     return units[static_cast<std::size_t>(unit)].flats[static_cast<std::size_t>(index)];
