@@ -304,7 +304,8 @@ void Executor::Impl::prepare(Memory& memory) {
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
   for (const auto& program : programs_) {
     if (program->has_snapshot) continue;  // the passes of a program before it
-    program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
+    program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), exchange_.hits(),
+                            *compute);
   }
 }
 
@@ -492,6 +493,8 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
     result.items += finish_step().items;
     const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
+    result.correct += exchange_.hits(0)[0];
+    result.classified += exchange_.hits(0)[1];
     if (after_batch) after_batch(step);
   }
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));

@@ -54,18 +54,26 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
     parameters_.emplace_back(layer.parameters.size());
   }
   const int layers = static_cast<int>(schedule.layers.size());
+  for (int l = 0; schedule.purpose == Purpose::kEvaluate && l < layers; ++l) {
+    const Layer& layer = *model.layers[static_cast<std::size_t>(l)];
+    const std::int64_t numel = layer.kept_numel();
+    kept_.push_back(numel == 0 ? Tensor()
+                               : Tensor::empty(memory, Shape{numel}, schedule.parameter_dtype,
+                                               MemoryCategory::kActivations,
+                                               concat("what ", layer.name(), " keeps")));
+  }
   for (int l = 0; l < layers; ++l) waits_on_host_.push_back(schedule.input_on_host(l) >= 0);
   if (std::ranges::find(waits_on_host_, char{1}) == waits_on_host_.end()) return;
   inputs_.resize(schedule.buffers.size());
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
-                          Stream& stream) {
+                          const TensorView& hits, Stream& stream) {
   const KernelTable plans = planning(*kernels_);
   const KernelTable* const real = std::exchange(kernels_, &plans);
   for (const Action& action : schedule_.actions) {
     if (action.operation == &operations::kForward) forward(action, stream);
-    if (action.operation == &operations::kForwardLoss) forward_loss(action, loss_sum, stream);
+    if (action.operation == &operations::kForwardLoss) forward_loss(action, loss_sum, hits, stream);
     if (action.operation == &operations::kLoss) loss(action, loss_scale, loss_sum, stream);
     if (action.operation == &operations::kBackward) backward(action, stream);
     if (action.operation == &operations::kRelease) release_input(action);
@@ -169,21 +177,22 @@ void LayerRunner::end_gradients(const Action& action, Stream& stream) {
   }
 }
 
-std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
-                                             const TensorView& loss_scale, Stream& stream) {
-  return std::make_unique<Tape>(
-      memory_, stream, batches_.at(a.micro_step),
-      TapeOptions{
-          .record = record,
+TapeOptions LayerRunner::tape_options(const Action& a, bool record) const {
+  return {.record = record,
           .selective = schedule_.recompute == Recompute::kSelective,
           .training = schedule_.purpose == Purpose::kTrain,
-          .loss_scale = loss_scale,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),
           .first_sample = keys_ != nullptr ? keys_->first_sample(a.micro_step) : TensorView(),
+          .kept = kept_.empty() ? TensorView() : kept_[static_cast<std::size_t>(a.layer)].view(),
           .threads = options_.threads,
           .device = options_.device,
           .cuda_kernels = options_.cuda_kernels,
-          .kernels = kernels_});
+          .kernels = kernels_};
+}
+
+std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, const TapeOptions& options,
+                                             Stream& stream) {
+  return std::make_unique<Tape>(memory_, stream, batches_.at(a.micro_step), options);
 }
 
 Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
@@ -204,7 +213,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
       schedule_.purpose == Purpose::kTrain && a.layer >= schedule_.first_backward_layer;
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
-  auto tape = make_tape(a, record, {}, stream);
+  auto tape = make_tape(a, tape_options(a, record), stream);
   Tensor flowing = take_input(a);
   const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
@@ -232,15 +241,20 @@ Value LayerRunner::run_last(const Action& a, Tape& tape, const TensorView& loss_
   return output;
 }
 
-void LayerRunner::forward_loss(const Action& a, const TensorView& loss_sum, Stream& stream) {
-  const auto tape = make_tape(a, false, {}, stream);
+void LayerRunner::forward_loss(const Action& a, const TensorView& loss_sum, const TensorView& hits,
+                               Stream& stream) {
+  TapeOptions options = tape_options(a, false);
+  options.hits = hits;
+  const auto tape = make_tape(a, options, stream);
   run_last(a, *tape, loss_sum, stream);
 }
 
 void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const TensorView& loss_sum,
                        Stream& stream) {
   begin_gradients(a, stream);
-  const auto tape = make_tape(a, true, loss_scale, stream);
+  TapeOptions options = tape_options(a, true);
+  options.loss_scale = loss_scale;
+  const auto tape = make_tape(a, options, stream);
   Value output = run_last(a, *tape, loss_sum, stream);
   Tensor gradient = tape->activation(output.shape(), DType::kFloat32, "gradient of the losses");
   kernels_->fill({.dst = gradient, .value = 1.0F, .factor = loss_scale}, stream);
@@ -259,7 +273,7 @@ void LayerRunner::backward(const Action& a, Stream& stream) {
   begin_gradients(a, stream);
   const std::span<Parameter> parameters = bind(a);
   if (recomputes(a.layer)) {
-    kept.tape = make_tape(a, true, {}, stream);
+    kept.tape = make_tape(a, tape_options(a, true), stream);
     const auto layer = static_cast<std::size_t>(a.layer);
     Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
     const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));

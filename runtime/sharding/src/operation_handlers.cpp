@@ -93,7 +93,8 @@ void forward(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void forward_loss(StepContext& context, const Action& action, Stream& stream) {
-  context.layers().forward_loss(action, context.exchange().loss_sum(), stream);
+  context.layers().forward_loss(action, context.exchange().loss_sum(), context.exchange().hits(),
+                                stream);
 }
 
 void loss(StepContext& context, const Action& action, Stream& stream) {

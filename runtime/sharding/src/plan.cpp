@@ -273,8 +273,9 @@ void add_scalars(Schedule& schedule) {
         {.name = std::string(to_string(kind)), .kind = kind, .format = format, .numel = numel});
   };
   add(BufferKind::kTokens, DType::kInt64, 1);
-  add(BufferKind::kLoss, DType::kInt64, kExactSumWords);
-  if (schedule.purpose == Purpose::kTrain) add(BufferKind::kNorm, DType::kInt64, kExactSumWords);
+  const bool trains = schedule.purpose == Purpose::kTrain;
+  add(BufferKind::kLoss, DType::kInt64, kExactSumWords + (trains ? 0 : kHitWords));
+  if (trains) add(BufferKind::kNorm, DType::kInt64, kExactSumWords);
   add(BufferKind::kResults, DType::kFloat64, 2);
 }
 

@@ -54,12 +54,14 @@ class StepExchange {
   TensorView loss_scale() const { return loss_scale_.view(); }
 
   /// Where this rank's losses are added up: an exact sum.
-  TensorView loss_sum() const { return sums_.view(0, kExactSumWords); }
+  TensorView loss_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
   /// The same for the squares of its part of the gradient.
-  TensorView square_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
+  TensorView square_sum() const { return sums_.view(0, kExactSumWords); }
+  /// Where this rank's hits are counted; see CrossEntropyArgs.
+  TensorView hits() const { return sums_.view(2 * kExactSumWords, kHitWords); }
 
-  /// Makes the loss of the ranks' sums; `with_norm`: the norm and the clip factor as well. Issues
-  /// on `stream`.
+  /// Makes the loss of the ranks' sums, and with_norm the norm and the clip factor as well, else
+  /// adds their hits. Issues on `stream`.
   void reduce_results(bool with_norm, Stream& stream);
 
   // Where an optimizer step of that tier reads them; on the host they are copies of the device's.
@@ -78,17 +80,23 @@ class StepExchange {
   double gradient_norm(std::size_t turn) const { return results_.host(turn)[1]; }
   /// The words of the losses' exact sum, of all ranks.
   std::span<const std::int64_t> loss_words(std::size_t turn) const {
-    return {sums_.host(turn), kExactSumWords};
+    return {sums_.host(turn) + kExactSumWords, kExactSumWords};
+  }
+  /// The hits of all ranks, of a step without a norm.
+  std::span<const std::int64_t> hits(std::size_t turn) const {
+    return {sums_.host(turn) + 2 * kExactSumWords, kHitWords};
   }
 
  private:
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
-  std::size_t turn_ = 0;                 ///< of the step that is issued
-  bool replayed_ = false;                ///< the same
-  DeviceArray<std::int64_t> count_;      ///< (1): items, of all ranks once they are exchanged
-  DeviceArray<std::int64_t> sums_;       ///< (2, kExactSumWords): losses, squares
+  std::size_t turn_ = 0;             ///< of the step that is issued
+  bool replayed_ = false;            ///< the same
+  DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
+  /// (kExactSumWords) of squares, (kExactSumWords) of losses, (kHitWords): ranks add the first two
+  /// together, or the last two.
+  DeviceArray<std::int64_t> sums_;
   DeviceArray<float> loss_scale_;        ///< (1)
   ArrayOnTiers<float> optimizer_;        ///< (kOptimizerScalars)
   ArrayOnTiers<std::int64_t> rounding_;  ///< (kRandomKeyWords)

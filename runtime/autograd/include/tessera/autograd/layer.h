@@ -29,6 +29,10 @@ class Layer {
   const std::vector<std::string>& tied_parameters() const { return tied_parameters_; }
   /// False if backward only writes gradients and never reads parameters (an embedding).
   virtual bool backward_reads_parameters() const { return true; }
+  /// Elements that each rank keeps for this layer from pass to pass of a schedule that does not
+  /// train, such as keys and values of a text that is continued: TapeOptions::kept, in the run's
+  /// precision. Their content is the layer's affair; at first it is undefined.
+  virtual std::int64_t kept_numel() const { return 0; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient

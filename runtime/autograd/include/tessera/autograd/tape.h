@@ -88,6 +88,11 @@ struct TapeOptions {
   /// (1) int64, in device memory: the global number of the micro-batch's first sample, whose random
   /// numbers are not those of other samples. None: 0.
   TensorView first_sample = {};
+  /// (kHitWords) int64, in device memory, without recording: where a loss counts its hits (see
+  /// CrossEntropyArgs). None: it counts none.
+  TensorView hits = {};
+  /// What the layer keeps from pass to pass; see Layer::kept_numel.
+  TensorView kept = {};
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
