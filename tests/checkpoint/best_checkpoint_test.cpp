@@ -32,15 +32,15 @@ TrainerOptions options_of(const Variant& variant) {
   return options;
 }
 
-struct Run {
+struct Outcome {
   std::vector<EvaluationRecord> evaluations;  ///< those that are due
   TrainingSummary summary;
 };
 
-Run train(const TrainerOptions& options) {
+Outcome train(const TrainerOptions& options) {
   const Model model = test::checkpointed_gpt();
   const test::RandomTokens data = test::checkpointed_data();
-  Run run;
+  Outcome run;
   const Trainer trainer(model, data, options, &data);
   run.summary = trainer.train({}, {}, [&](const EvaluationRecord& record) {
     if (record.step % options.evaluate_every == 0) run.evaluations.push_back(record);
@@ -69,7 +69,7 @@ TEST(BestCheckpoint, IsThatOfTheLowestEvaluationLoss) {
     options.checkpoints.folder = folder.path("run");
     options.checkpoints.save_best = true;
     options.checkpoints.total_limit = limit;
-    const Run run = train(options);
+    const Outcome run = train(options);
     ASSERT_EQ(run.evaluations.size(), 6U);
     const auto lowest = std::ranges::min_element(run.evaluations, {}, &EvaluationRecord::loss);
     ASSERT_NE(lowest->step, kSteps) << "there is something to tell apart";
@@ -87,7 +87,7 @@ TEST(BestCheckpoint, IsThatOfTheLowestEvaluationLoss) {
 }
 
 TEST(BestCheckpoint, IsKeptAsIfTheRunHadNotBeenInterrupted) {
-  const Run whole = [&] {
+  const Outcome whole = [&] {
     const TemporaryFolder folder;
     TrainerOptions options = options_of({"full_shard", 3});
     options.checkpoints.folder = folder.path("run");
@@ -120,12 +120,12 @@ TEST(BestCheckpoint, CanBeGoneOnFrom) {
   TrainerOptions options = options_of({"full_shard", 2});
   options.checkpoints.folder = folder.path("run");
   options.checkpoints.save_best = true;
-  const Run run = train(options);
+  const Outcome run = train(options);
   const BestEvaluation best = run.evaluations.back().best.value();
   for (const std::string& resume : {std::string("best"), folder.path("run/best")}) {
     TrainerOptions rest = options;
     rest.checkpoints.resume = resume;
-    const Run again = train(rest);
+    const Outcome again = train(rest);
     EXPECT_EQ(again.summary.steps, kSteps - best.step);
     EXPECT_EQ(again.summary.parameters_sha256, run.summary.parameters_sha256);
     EXPECT_EQ(again.evaluations.back().best, best);
@@ -138,7 +138,7 @@ TEST(BestCheckpoint, OfARunThatWasGivenUpIsForgotten) {
   options.checkpoints.folder = folder.path("run");
   options.checkpoints.save_best = true;
   options.checkpoints.every = 2;
-  const Run run = train(options);
+  const Outcome run = train(options);
   const std::int64_t best = run.evaluations.back().best->step;
   ASSERT_GT(best, 2);
   options.checkpoints.resume = folder.path("run/step_2");
@@ -151,7 +151,7 @@ TEST(Patience, StopsAfterSoManyEvaluationsThatAreNoBetter) {
   TrainerOptions options = options_of({"full_shard", 2});
   options.patience = 3;
   options.min_improvement = 1e9;  // no loss is lower by so much
-  const Run run = train(options);
+  const Outcome run = train(options);
   EXPECT_TRUE(run.summary.stopped_early);
   EXPECT_EQ(run.summary.last_step, 8);  // the first evaluation, and three that are no better
   EXPECT_EQ(run.evaluations.back().best->without_improvement, 3);
@@ -172,7 +172,7 @@ TEST(Patience, CountsOnAfterAnInterruption) {
     options.stop_after = stop_after;
     EXPECT_FALSE(train(options).summary.stopped_early);
     options.stop_after = 0;
-    const Run rest = train(options);
+    const Outcome rest = train(options);
     EXPECT_TRUE(rest.summary.stopped_early);
     EXPECT_EQ(rest.summary.last_step, 8);
     // It has stopped; with more patience it goes on.

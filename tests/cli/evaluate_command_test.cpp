@@ -168,8 +168,8 @@ TEST_F(EvaluateCommand, TrainingKeepsTheBestAndStopsWhenThereIsNoBetterOne) {
   const ProgramResult result = train(
       joined_with(wanted, {"--ranks", "2", "--save", path("run"), "--log", path("run.jsonl")}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("stopped after step 6 of 20: no better for 2 evaluations; the "
-                                    "best is of step "));
+  EXPECT_THAT(result.out, HasSubstr("stopped after step 6 of 20: no better by more than "
+                                    "--min-improvement for 2 evaluations; the best is of step "));
   EXPECT_THAT(result.out, HasSubstr("/best\n"));
   EXPECT_THAT(result.err, HasSubstr("best so far"));
   const auto records = evaluations("run.jsonl");

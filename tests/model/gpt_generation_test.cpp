@@ -27,6 +27,7 @@ TrainerOptions options_of(const char* strategy, int ranks) {
   options.initial_parameters = [](TrainingState& state, Stream& stream) {
     std::vector<float> values;
     for (const StateTensor& tensor : state) {
+      if (!is_compute_dtype(tensor.format)) continue;  // codes
       for (const StatePiece& piece : state.pieces(tensor)) {
         values.resize(static_cast<std::size_t>(piece.elements.numel));
         state.read(tensor.name, piece.first, values, stream);
@@ -113,8 +114,11 @@ Tokens text_of(const GptConfig& config, GptGeneration::Cache cache, const Tokens
     session.evaluate();
     return gpt.logits();
   });
-  EXPECT_EQ(session.use().front().memory.total, session.plan().memory.total)
-      << "memory as predicted";
+  // The plan is of the longest text.
+  const std::int64_t used = session.use().front().memory.total;
+  const bool fills = std::ssize(prompt) + generate_options.tokens > generate_options.context_length;
+  EXPECT_LE(used, session.plan().memory.total);
+  EXPECT_TRUE(!fills || used == session.plan().memory.total) << used;
   return text;
 }
 

@@ -120,8 +120,11 @@ int inspect_checkpoint(const CheckpointRequest& request) {
             << format_bytes(total_bytes(manifest)) << " in " << manifest.files.size()
             << (manifest.files.size() == 1 ? " file\n" : " files\n");
   if (const auto& best = manifest.best) {
-    std::cout << "best      evaluation loss " << fixed(best->loss, 4) << " at step " << best->step
-              << "; " << counted(best->without_improvement, "evaluation") << " since\n";
+    std::cout << "best      evaluation loss " << fixed(best->loss, 4) << " at step " << best->step;
+    if (best->without_improvement > 0) {
+      std::cout << ", no better for " << counted(best->without_improvement, "evaluation");
+    }
+    std::cout << "\n";
   }
   print_values("model", manifest.model);
   print_values("data", manifest.data);

@@ -175,9 +175,12 @@ std::string describe_best(const EvaluationRecord& record, std::int64_t patience)
   }
   if (best.without_improvement == 0) return text;
   const auto count = static_cast<long long>(best.without_improvement);
-  return concat(text, ", no ", best.step == record.step ? "such improvement" : "better", " for ",
-                patience > 0 ? concat(count, " of ", counted(patience, "evaluation"))
-                             : counted(count, "evaluation"));
+  const std::string evaluations = patience > 0
+                                      ? concat(count, " of ", counted(patience, "evaluation"))
+                                      : counted(count, "evaluation");
+  return best.step == record.step
+             ? concat(text, ", by no more than --min-improvement for ", evaluations)
+             : concat(text, ", no better for ", evaluations);
 }
 
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced) {

@@ -240,7 +240,9 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   if (summary.stopped_early) {
     const BestEvaluation& best = *summary.evaluation->best;
     std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps
-              << ": no better for " << counted(best.without_improvement, "evaluation")
+              << ": no better "
+              << (plan.options.min_improvement > 0.0 ? "by more than --min-improvement " : "")
+              << "for " << counted(best.without_improvement, "evaluation")
               << "; the best is of step " << best.step << "\n";
   } else if (summary.last_step < plan.options.steps) {
     std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps << "\n";
