@@ -68,7 +68,10 @@ class Executor::Impl {
         lanes_(memory.device(), groups, options_, schedules_of(programs)),
         exchange_(layout_, options_.optimizer.clip_norm,
                   options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
-                  memory, options_.steps_in_flight, state.is_offloaded()) {
+                  memory, options_.steps_in_flight, state.is_offloaded(),
+                  std::ranges::any_of(programs, [](const Program& program) {
+                    return program.schedule->purpose == Purpose::kEvaluate;
+                  })) {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");

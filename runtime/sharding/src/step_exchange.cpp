@@ -19,12 +19,14 @@ void check_terms(const ModelLayout& layout) {
 }  // namespace
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
-                           ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host)
+                           ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
+                           bool counts_hits)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
+      counts_hits_(counts_hits),
       count_(memory, 1, "the item count", steps_in_flight),
-      sums_(memory, 2 * kExactSumWords + kHitWords,
+      sums_(memory, 2 * kExactSumWords + (counts_hits ? kHitWords : 0),
             "the sums of losses and squared gradients, and hits", steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
       optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", on_host, steps_in_flight),
@@ -84,7 +86,7 @@ void StepExchange::count_tokens(Stream& stream) {
 
 void StepExchange::reduce_results(bool with_norm, Stream& stream) {
   const TensorView sums = with_norm ? sums_.view(0, 2 * kExactSumWords)
-                                    : sums_.view(kExactSumWords, kExactSumWords + kHitWords);
+                                    : sums_.view(kExactSumWords, sums_.numel() - kExactSumWords);
   if (control_ != nullptr) control_->all_reduce(sums, stream);
   stream.submit({.name = "combine"}, [this, with_norm, &stream] {
     kernels_.step_results({.losses = loss_sum(),

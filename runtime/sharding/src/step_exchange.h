@@ -26,9 +26,10 @@ class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds. `rule` is null without loss scaling. `on_host`: there
-  /// are optimizer steps on the host.
+  /// are optimizer steps on the host. `counts_hits`: there are steps without a norm, evaluations.
   StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
-               ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host);
+               ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
+               bool counts_hits);
 
   /// What the host knows of a step.
   struct Given {
@@ -57,8 +58,10 @@ class StepExchange {
   TensorView loss_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
   /// The same for the squares of its part of the gradient.
   TensorView square_sum() const { return sums_.view(0, kExactSumWords); }
-  /// Where this rank's hits are counted; see CrossEntropyArgs.
-  TensorView hits() const { return sums_.view(2 * kExactSumWords, kHitWords); }
+  /// Where this rank's hits are counted, if they are; see CrossEntropyArgs.
+  TensorView hits() const {
+    return counts_hits_ ? sums_.view(2 * kExactSumWords, kHitWords) : TensorView();
+  }
 
   /// Makes the loss of the ranks' sums, and with_norm the norm and the clip factor as well, else
   /// adds their hits. Issues on `stream`.
@@ -91,6 +94,7 @@ class StepExchange {
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
+  bool counts_hits_;
   std::size_t turn_ = 0;             ///< of the step that is issued
   bool replayed_ = false;            ///< the same
   DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
