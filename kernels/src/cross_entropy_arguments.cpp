@@ -13,6 +13,10 @@ void check_cross_entropy(const CrossEntropyArgs& args) {
   require(args.targets.numel() == shape[0] && args.losses.numel() == shape[0],
           ErrorCode::kInvalidArgument, "cross_entropy: ", shape[0], " rows, ", args.targets.numel(),
           " targets, ", args.losses.numel(), " losses");
+  require(!args.hits || (!args.gradient && args.hits.numel() == kHitWords &&
+                         args.hits.dtype == DType::kInt64),
+          ErrorCode::kInvalidArgument, "cross_entropy: hits are ", args.hits.shape, " of ",
+          to_string(args.hits.dtype), ", wanted ", kHitWords, " int64, and no gradient");
 }
 
 }  // namespace tessera

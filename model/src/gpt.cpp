@@ -1,5 +1,6 @@
 #include "tessera/model/gpt.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -25,10 +26,10 @@ ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
 bool is_gpt2(const GptConfig& config) { return config.family == GptFamily::kGpt2; }
 
 /// Tokens to vectors; in GPT-2 with positions.
-class Embedding : public Layer {
+class Embedding : public gpt::CachingLayer {
  public:
   explicit Embedding(const GptConfig& config)
-      : Layer("embedding", "Embedding"), dropout_(config.dropout) {
+      : CachingLayer("embedding", "Embedding"), dropout_(config.dropout) {
     parameters_ = {vocabulary_matrix(std::string(embedding_name(config)), config)};
     if (is_gpt2(config)) {
       parameters_.push_back(
@@ -45,12 +46,19 @@ class Embedding : public Layer {
 
   bool backward_reads_parameters() const override { return false; }
 
-  Value forward(Tape& tape, const Value& /*input*/,
-                std::span<Parameter> parameters) const override {
+  Value run(Tape& tape, const Value& /*input*/, std::span<Parameter> parameters,
+            const gpt::CachedPass* pass) const override {
     gpt::check_parameters(*this, parameters);
     const std::size_t own = parameters.size() - (has_prompt_ ? 1 : 0);
     Parameter* const positions = own > 1 ? &parameters[1] : nullptr;
-    const gpt::TokenInputs inputs = gpt::inputs_of(tape);
+    gpt::TokenInputs inputs = gpt::inputs_of(tape);
+    if (pass != nullptr) {
+      const TensorView row = inputs.tokens.flat().narrow(0, pass->first, pass->tokens);
+      inputs.tokens = row.reshape(Shape{1, pass->tokens});
+    }
+    if (has_prompt_ && pass != nullptr && pass->first > 0) {
+      return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
+    }
     if (has_prompt_) {
       require(!inputs.starts, ErrorCode::kConfig,
               "a tuned prompt stands in front of a sequence, not of each document of a packed "
@@ -59,11 +67,21 @@ class Embedding : public Layer {
           ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions, parameters.back());
       return ops::dropout(tape, std::move(x), dropout_);
     }
+    if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
     Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
  private:
+  /// Of tokens that do not begin at position 0.
+  static Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
+                          const Parameter* positions, const gpt::CachedPass& pass) {
+    if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr);
+    Parameter later = *positions;  // nothing is recorded that would keep its address
+    later.value = later.value.narrow(0, pass.first_position(), pass.tokens);
+    return ops::embedding(tape, tokens, embedding, &later);
+  }
+
   float dropout_;
   bool has_prompt_ = false;
 };
@@ -153,6 +171,19 @@ void check_adapters(const Model& model, const GptConfig& config) {
 }  // namespace
 
 namespace gpt {
+
+Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const TensorView& starts,
+             const CachedPass* pass) {
+  if (pass == nullptr) return ops::attention(tape, qkv, sizes.heads, sizes.window, starts);
+  const TensorView& kept = tape.options().kept;
+  const std::int64_t heads = 2 * sizes.kv_heads;
+  const TensorView cache = kept.reshape(
+      Shape{heads, kept.numel() / std::max<std::int64_t>(1, heads * sizes.width), sizes.width});
+  return ops::cached_attention(tape, qkv, sizes.heads, sizes.window,
+                               {.keys = cache.narrow(0, 0, sizes.kv_heads),
+                                .values = cache.narrow(0, sizes.kv_heads, sizes.kv_heads),
+                                .positions = pass->first_position()});
+}
 
 ParameterSpec matrix(std::string name, std::int64_t outputs, std::int64_t inputs, float stddev) {
   return {.name = std::move(name),

@@ -18,11 +18,12 @@ namespace {
 /// Added by a kernel of its own, as the second one, whose norm is the next block's: 6. So a block
 /// saves 3: 79 MB at GPT-2 1558M and 8192 tokens in bf16, and 0.9 ms in 48 blocks at 4 TB/s.
 /// Dropout lies between projection and sum.
-class TransformerBlock : public Layer {
+class TransformerBlock : public CachingLayer {
  public:
   TransformerBlock(const GptConfig& config, std::int64_t index)
-      : Layer(concat("h.", index), "TransformerBlock"),
-        heads_(config.heads),
+      : CachingLayer(concat("h.", index), "TransformerBlock"),
+        attention_{
+            .heads = config.heads, .kv_heads = config.heads, .width = config.width / config.heads},
         dropout_(config.dropout) {
     const std::int64_t c = config.width;
     const float residual_stddev =
@@ -46,13 +47,18 @@ class TransformerBlock : public Layer {
     reads_batch_ = true;  // where documents begin, if samples are packed
   }
 
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+  std::int64_t cache_numel(std::int64_t positions) const override {
+    return attention_.cache_numel(positions);
+  }
+
+  Value run(Tape& tape, const Value& input, std::span<Parameter> parameters,
+            const CachedPass* pass) const override {
     check_parameters(*this, parameters);
     const auto p = [&](Index i) -> Parameter& { return parameters[static_cast<std::size_t>(i)]; };
     // Each reassignment lets go of what only backward could still need; the tape has kept that.
     Value x = ops::layer_norm(tape, input, p(kNorm1Weight), p(kNorm1Bias));
     x = project(tape, std::move(x), kQkvWeight, parameters);
-    x = ops::attention(tape, x, heads_, 0, inputs_of(tape).starts);
+    x = attend(tape, x, attention_, inputs_of(tape).starts, pass);
     if (dropout_ == 0.0F) {  // see [Note: residuals in projections]
       const Value sum = project(tape, std::move(x), kAttentionProjectionWeight, parameters, &input);
       x = ops::layer_norm(tape, sum, p(kNorm2Weight), p(kNorm2Bias));
@@ -107,7 +113,7 @@ class TransformerBlock : public Layer {
                     residual);
   }
 
-  std::int64_t heads_;
+  AttentionSizes attention_;
   float dropout_;
   std::optional<BlockAdapters> adapters_;
 };

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "gpt_layers.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -11,37 +12,59 @@ namespace tessera {
 /// Another layer, none of whose parameters is trained.
 class GptGeneration::FrozenLayer : public Layer {
  public:
-  explicit FrozenLayer(std::unique_ptr<Layer> layer)
-      : Layer(layer->name(), layer->type()), layer_(std::move(layer)) {
+  FrozenLayer(std::unique_ptr<Layer> layer, GptGeneration& owner)
+      : Layer(layer->name(), layer->type()),
+        owner_(owner),
+        layer_(std::move(layer)),
+        caching_(dynamic_cast<const gpt::CachingLayer*>(layer_.get())) {
     parameters_ = layer_->parameters();
     for (ParameterSpec& spec : parameters_) spec.trainable = false;
     tied_parameters_ = layer_->tied_parameters();
     reads_batch_ = layer_->reads_batch();
   }
 
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
-    return layer_->forward(tape, input, parameters);
+  std::int64_t kept_numel() const override {
+    if (owner_.cache_ == Cache::kNone || caching_ == nullptr) return 0;
+    return caching_->cache_numel(owner_.prompt_ + owner_.window());
   }
+
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    if (caching_ == nullptr || !owner_.caches(tape)) {
+      return layer_->forward(tape, input, parameters);
+    }
+    const gpt::CachedPass pass{.first = owner_.first_of_pass_,
+                               .tokens = owner_.tokens_of_pass_,
+                               .prompt = owner_.prompt_,
+                               .length = owner_.prompt_ + owner_.window()};
+    return caching_->run(tape, input, parameters, &pass);
+  }
+
+ protected:
+  GptGeneration& owner_;
 
  private:
   std::unique_ptr<Layer> layer_;
+  const gpt::CachingLayer* caching_;  ///< the same, unless it is the head
 };
 
 /// The last layer: hands out the logits of one position. Its loss says whether to stop.
 class GptGeneration::LogitHead : public FrozenLayer {
  public:
   LogitHead(std::unique_ptr<Layer> head, GptGeneration& owner)
-      : FrozenLayer(std::move(head)), owner_(owner) {
+      : FrozenLayer(std::move(head), owner) {
     // A session's plan has a training step, too, for which there must be something to train.
     parameters_.front().trainable = true;  // the last norm's
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
-    const std::int64_t prompt = input.shape()[1] - owner_.window();  // tuned rows in front
+    const bool caches = owner_.caches(tape);
+    const std::int64_t rows = input.shape()[1];
+    const std::int64_t prompt = rows - owner_.window();  // tuned rows in front, without a cache
     // Without targets the head gives logits.
     Tape pass(tape.memory(), tape.stream(), {.inputs = tape.batch().inputs, .targets = {}},
               forward_only(tape.options()));
-    const Value last = pass.input(input.tensor.narrow(1, prompt + owner_.position_, 1), false);
+    const Value last =
+        pass.input(input.tensor.narrow(1, caches ? rows - 1 : prompt + owner_.position_, 1), false);
     const Tensor logits = FrozenLayer::forward(pass, last, parameters).tensor;
     hand_out(tape, logits);
     Tensor loss = tape.activation(Shape{1}, DType::kFloat32, "whether to stop");
@@ -65,25 +88,32 @@ class GptGeneration::LogitHead : public FrozenLayer {
       tape.stream().copy(to.data, logits.view().data, static_cast<std::size_t>(to.bytes()));
     }
   }
-
-  GptGeneration& owner_;
 };
 
-GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window)
-    : model_(make_gpt(config)), vocab_size_(config.vocab_size) {
-  const std::int64_t most = config.context_length - config.adapter.prompt_tokens();
+GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window, Cache cache)
+    : model_(make_gpt(config)),
+      vocab_size_(config.vocab_size),
+      cache_(cache),
+      prompt_(config.adapter.prompt_tokens()),
+      tokens_of_pass_(window) {
+  const std::int64_t most = config.context_length - prompt_;
   require(window >= 1 && window <= most, ErrorCode::kInvalidArgument, "a window of ", window,
           " tokens; this model takes between 1 and ", most);
   tokens_.resize(static_cast<std::size_t>(window));
   logits_.resize(static_cast<std::size_t>(vocab_size_));
   auto& layers = model_.layers;
   for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
-    layers[i] = std::make_unique<FrozenLayer>(std::move(layers[i]));
+    layers[i] = std::make_unique<FrozenLayer>(std::move(layers[i]), *this);
   }
   layers.back() = std::make_unique<LogitHead>(std::move(layers.back()), *this);
 }
 
 GptGeneration::~GptGeneration() = default;
+
+/// A session's plan has a training step, too, which is over the whole window.
+bool GptGeneration::caches(const Tape& tape) const {
+  return cache_ != Cache::kNone && !tape.options().training;
+}
 
 void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop) {
   require(!context.empty() && context.size() <= tokens_.size(), ErrorCode::kInvalidArgument,
@@ -92,6 +122,18 @@ void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop
     require(context[i] >= 0 && context[i] < vocab_size_, ErrorCode::kInvalidArgument, "token ", i,
             " of the context is ", context[i], ", outside of the vocabulary of ", vocab_size_);
   }
+  // Of the last context, if there was a pass over it, what is the same need not be passed over
+  // again. The last token is: its logits are wanted.
+  const auto same = std::ranges::mismatch(context_, context).in1 - context_.begin();
+  const bool has_passed = taken_ && !context_.empty();
+  first_of_pass_ =
+      has_passed ? std::min<std::int64_t>(same, static_cast<std::int64_t>(context.size()) - 1) : 0;
+  tokens_of_pass_ = static_cast<std::int64_t>(context.size()) - first_of_pass_;
+  if (cache_ == Cache::kNone) {
+    first_of_pass_ = 0;
+    tokens_of_pass_ = window();
+  }
+  context_.assign(context.begin(), context.end());
   std::fill(std::ranges::copy(context, tokens_.begin()).out, tokens_.end(), 0);
   position_ = static_cast<std::int64_t>(context.size()) - 1;
   stop_ = stop;

@@ -54,6 +54,46 @@ class BlockAdapters {
   std::vector<Adapter> adapters_;
 };
 
+struct AttentionSizes {
+  std::int64_t heads = 0, kv_heads = 0, width = 0;  ///< a head's
+  std::int64_t window = 0;                          ///< 0: none
+
+  std::int64_t cache_numel(std::int64_t positions) const {
+    return 2 * kv_heads * positions * width;
+  }
+};
+
+/// A pass over some tokens of one text (B = 1), of which those before have been passed over: their
+/// keys and values are in what the blocks keep.
+struct CachedPass {
+  std::int64_t first = 0;   ///< the pass's first token, of those in the batch
+  std::int64_t tokens = 0;  ///< and how many it is over
+  std::int64_t prompt = 0;  ///< tuned rows in front of the first token
+  std::int64_t length = 0;  ///< of the text as a whole, by which longrope chooses its frequencies
+
+  /// The position of the pass's first row. Tuned rows come with the first token.
+  std::int64_t first_position() const { return first == 0 ? 0 : prompt + first; }
+};
+
+/// A layer that can pass over the next tokens of a text.
+class CachingLayer : public Layer {
+ public:
+  using Layer::Layer;
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const final {
+    return run(tape, input, parameters, nullptr);
+  }
+  /// Forward of the whole batch if `pass` is null.
+  virtual Value run(Tape& tape, const Value& input, std::span<Parameter> parameters,
+                    const CachedPass* pass) const = 0;
+  /// Elements of the keys and values of `positions`, for Layer::kept_numel.
+  virtual std::int64_t cache_numel(std::int64_t /*positions*/) const { return 0; }
+};
+
+/// Attention over qkv as ops::attention takes it, of `kv_heads` different heads of keys and values.
+/// With a pass those are in Tape::kept, (2, kv_heads, positions, D).
+Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const TensorView& starts,
+             const CachedPass* pass);
+
 /// All layers of make_gpt().
 std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config);
 

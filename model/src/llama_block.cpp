@@ -12,16 +12,19 @@ namespace {
 
 /// x + attention(norm(x)), then x + mlp(norm(x)), with RMS norms, rotary positions, grouped queries
 /// and a gated MLP (Touvron et al. 2023); residuals as in [Note: residuals in projections].
-class LlamaBlock : public Layer {
+class LlamaBlock : public CachingLayer {
  public:
   LlamaBlock(const GptConfig& config, std::int64_t index)
-      : Layer(concat("layers.", index), std::string(family_of(config).block_class)),
+      : CachingLayer(concat("layers.", index), std::string(family_of(config).block_class)),
         config_(config),
         qkv_bias_(family_of(config).qkv_bias),
         head_norm_(family_of(config).head_norm),
         frequencies_(rotary_frequencies(config, 1)),
         amplitude_(rotary_amplitude(config)),
-        window_(index < config.first_window_layer ? 0 : config.window) {
+        attention_{.heads = config.heads,
+                   .kv_heads = config.kv_heads_used(),
+                   .width = config.head_width_used(),
+                   .window = index < config.first_window_layer ? 0 : config.window} {
     if (config.rotary.scaling == RotaryConfig::Scaling::kLongRope) {
       long_frequencies_ = rotary_frequencies(config, config.rotary.trained_context + 1);
     }
@@ -31,20 +34,27 @@ class LlamaBlock : public Layer {
     reads_batch_ = true;  // where documents begin, if samples are packed
   }
 
-  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+  std::int64_t cache_numel(std::int64_t positions) const override {
+    return attention_.cache_numel(positions);
+  }
+
+  Value run(Tape& tape, const Value& input, std::span<Parameter> parameters,
+            const CachedPass* pass) const override {
     check_parameters(*this, parameters);
     const float epsilon = config_.norm_epsilon;
     Parameter* next = parameters.data();
     Value x = ops::rms_norm(tape, input, *next++, epsilon);
     Parameter& qkv_weight = *next++;
     x = adapters_->linear(tape, std::move(x), qkv_weight, qkv_bias_ ? next++ : nullptr, parameters);
-    ops::HeadsOptions heads{.heads = config_.heads,
-                            .kv_heads = config_.kv_heads_used(),
-                            .width = config_.head_width_used(),
-                            .frequencies = frequencies_for(input.shape()[1]),
+    const std::int64_t length = pass != nullptr ? pass->length : input.shape()[1];
+    ops::HeadsOptions heads{.heads = attention_.heads,
+                            .kv_heads = attention_.kv_heads,
+                            .width = attention_.width,
+                            .frequencies = frequencies_for(length),
                             .amplitude = amplitude_,
                             .epsilon = epsilon,
-                            .starts = inputs_of(tape).starts};
+                            .starts = inputs_of(tape).starts,
+                            .first_position = pass != nullptr ? pass->first_position() : 0};
     if (head_norm_) {
       heads.q_gamma = next++;
       heads.k_gamma = next++;
@@ -54,7 +64,7 @@ class LlamaBlock : public Layer {
             " tokens have other rotary frequencies (longrope), which the documents of a packed "
             "sample may not; give a shorter --sequence-length, or leave out --packing");
     x = ops::heads(tape, x, heads);
-    x = ops::attention(tape, x, config_.heads, window_, heads.starts);
+    x = attend(tape, x, attention_, heads.starts, pass);
     const Value sum = add_residual(tape, std::move(x), *next++, input, parameters);
     x = ops::rms_norm(tape, sum, *next++, epsilon);
     x = adapters_->linear(tape, std::move(x), *next++, nullptr, parameters);
@@ -105,7 +115,7 @@ class LlamaBlock : public Layer {
   std::vector<float>
       long_frequencies_;  ///< of sequences beyond the trained context; empty if equal
   float amplitude_;
-  std::int64_t window_;
+  AttentionSizes attention_;
   std::optional<BlockAdapters> adapters_;
 };
 

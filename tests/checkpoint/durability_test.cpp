@@ -182,7 +182,9 @@ class Checkpoints {
       states_.push_back(std::make_unique<TrainingState>(layout_, options_, rank, memory_));
     }
   }
-  void save(Storage& storage, const std::string& folder, std::int64_t step, std::int64_t keep) {
+  /// `best`: the step of the best evaluation; 0: none are compared.
+  void save(Storage& storage, const std::string& folder, std::int64_t step, std::int64_t keep,
+            std::int64_t best = 0) {
     const std::string path = begin_checkpoint(storage, folder, step);
     Manifest manifest;
     manifest.step = step;
@@ -194,7 +196,8 @@ class Checkpoints {
           manifest.parameters, layout_, options_, state->rank(),
           [&](const std::string& name) { return state->at(name).view; }, storage, path));
     }
-    publish_checkpoint(storage, folder, manifest);
+    if (best > 0) manifest.best = {.loss = 1.0, .step = best};
+    publish_checkpoint(storage, folder, manifest, best > 0);
     prune_checkpoints(storage, folder, step, keep);
   }
 
@@ -268,6 +271,30 @@ TEST(Durability, ACrashAtAnyMomentLeavesTheOldOrTheNewCheckpoint) {
 }
 
 TEST(Durability, AlsoIfACheckpointIsReplaced) { crash_everywhere({10, 10}, 2); }
+
+/// Of those that were saved with the best at step 20, one is kept beside the newest.
+TEST(Durability, ACrashAtAnyMomentLeavesABestCheckpoint) {
+  const TemporaryFolder real, crashed;
+  RecordingStorage storage(real.path());
+  Checkpoints checkpoints;
+  std::mt19937 random(7);
+  std::string before;
+  for (const std::int64_t step : {10, 20, 20, 30, 40}) {
+    const std::size_t begin = storage.calls().size();
+    checkpoints.save(storage, real.path("run"), step, 1, std::min<std::int64_t>(step, 20));
+    const std::string after = concat("step_", std::min<std::int64_t>(step, 20));
+    for (std::size_t end = begin; end <= storage.calls().size(); ++end) {
+      after_crash(storage.calls(), begin, end, random).make(crashed.path("disk"));
+      const std::string best = find_best_checkpoint(crashed.path("disk/run"));
+      const std::string name = fs::path(best).stem().string();  // perhaps of step_20.old
+      ASSERT_TRUE(name == before || name == after) << name << " after call " << end - begin;
+      if (!best.empty()) verify_files(read_manifest(best), best);
+    }
+    before = after;
+    const std::size_t kept = step == 10 || step == 20 ? 1 : 2;
+    EXPECT_EQ(list_checkpoints(real.path("run")).size(), kept);
+  }
+}
 
 TEST(Durability, ACallThatFailsLeavesTheOldCheckpoint) {
   const TemporaryFolder real;

@@ -56,9 +56,11 @@ TEST_F(EvaluateCommand, TellsOfLossAndPerplexity) {
   const std::string data = write_held_out();
   const ProgramResult text = evaluate({"--eval-data", data, "--eval-tokens", "100"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out,
-              AllOf(HasSubstr("parameters as initialised by --seed 0\n"),
-                    ContainsRegex("\nloss 5\\.[0-9]+, perplexity [0-9.]+ on 112 tokens\n$")));
+  EXPECT_THAT(
+      text.out,
+      AllOf(HasSubstr("parameters as initialised by --seed 0\n"),
+            ContainsRegex(
+                "\nloss 5\\.[0-9]+, perplexity [0-9.]+, accuracy [0-9.]+ % on 112 tokens\n$")));
   const ProgramResult json = evaluate({"--eval-data", data, "--format", "json"});
   ASSERT_EQ(json.exit_code, 0) << json.err;
   const auto record = nlohmann::json::parse(json.out);
@@ -68,6 +70,9 @@ TEST_F(EvaluateCommand, TellsOfLossAndPerplexity) {
   EXPECT_GT(record["tokens"], 1900);  // all of the text, in whole samples
   const double loss = record["loss"];
   EXPECT_NEAR(record["perplexity"].get<double>(), std::exp(loss), 1e-9 * std::exp(loss));
+  EXPECT_EQ(record["mean_token_accuracy"].get<double>(),
+            record["correct_tokens"].get<double>() / record["tokens"].get<double>());
+  EXPECT_LE(record["correct_tokens"], record["tokens"]);
   // --data is the same here; another seed is another model.
   EXPECT_EQ(evaluate({"--data", data, "--format", "json"}).out, json.out);
   EXPECT_NE(evaluate({"--data", data, "--format", "json", "--seed", "1"}).out, json.out);
@@ -78,8 +83,10 @@ TEST_F(EvaluateCommand, TellsOfTargetsWhereNotEveryPositionHasOne) {
   const std::string data = write("held_out.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
   const ProgramResult text = evaluate({"--eval-data", data, "--tokenizer", "bytes"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(text.out, ContainsRegex("\nloss 5\\.[0-9]+, perplexity [0-9.]+ on [0-9]+ targets "
-                                      "of (16|32) positions\n$"));
+  EXPECT_THAT(text.out,
+              ContainsRegex("\nloss 5\\.[0-9]+, perplexity [0-9.]+, accuracy [0-9.]+ % on [0-9]+ "
+                            "targets "
+                            "of (16|32) positions\n$"));
 }
 
 TEST_F(EvaluateCommand, LogsFollowEachOther) {
@@ -128,6 +135,80 @@ TEST_F(EvaluateCommand, NeedsSomethingToEvaluateOn) {
               HasSubstr("--eval-every needs --eval-data"));
   EXPECT_THAT(error_of(train({"--data", data, "--eval-tokens", "64"})),
               HasSubstr("--eval-tokens needs --eval-data"));
+  EXPECT_THAT(error_of(train({"--data", data, "--patience", "2"})),
+              HasSubstr("--patience needs --eval-data"));
+  EXPECT_THAT(error_of(train({"--data", data, "--save-best"})),
+              HasSubstr("--save-best needs --eval-data"));
+  EXPECT_THAT(error_of(train({"--data", data, "--eval-data", data, "--save-best"})),
+              HasSubstr("--eval-every N"));
+}
+
+/// No loss falls by as much as --min-improvement asks for: the run stops after the evaluation of
+/// step 2 and two more. The same in several processes, by the flags of transformers.
+TEST_F(EvaluateCommand, TrainingKeepsTheBestAndStopsWhenThereIsNoBetterOne) {
+  const Words wanted{"--data",
+                     write_text(),
+                     "--steps",
+                     "20",
+                     "--eval-data",
+                     write_held_out(),
+                     "--eval-every",
+                     "2",
+                     "--eval-tokens",
+                     "100",
+                     "--patience",
+                     "2",
+                     "--min-improvement",
+                     "100",
+                     "--save-best",
+                     "--save-total-limit",
+                     "1",
+                     "--sample-tokens",
+                     "0"};
+  const ProgramResult result = train(
+      joined_with(wanted, {"--ranks", "2", "--save", path("run"), "--log", path("run.jsonl")}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("stopped after step 6 of 20: no better by more than "
+                                    "--min-improvement for 2 evaluations; the best is of step "));
+  EXPECT_THAT(result.out, HasSubstr("/best\n"));
+  EXPECT_THAT(result.err, HasSubstr("best so far"));
+  const auto records = evaluations("run.jsonl");
+  ASSERT_EQ(records.size(), 3U);
+  const auto lowest = std::ranges::min_element(
+      records, {}, [](const auto& record) { return record["loss"].template get<double>(); });
+  EXPECT_EQ(records.back()["best_step"], (*lowest)["step"]);
+  EXPECT_EQ(records.back()["best_loss"], (*lowest)["loss"]);
+  EXPECT_EQ(records.back()["without_improvement"], 2);
+  EXPECT_EQ(read_log("run.jsonl").back()["stopped_early"], true);
+
+  const std::string best = path("run") + "/best";
+  const std::string step = (*lowest)["step"].dump();
+  EXPECT_THAT(run({"checkpoint", "inspect", best}).out,
+              HasSubstr("step_" + step + ": step " + step));
+  EXPECT_THAT(run({"checkpoint", "list", path("run")}).out, HasSubstr("best"));
+  const ProgramResult loss =
+      run({"evaluate", "--no-default-config", "--init", best, "--eval-data", path("held_out.txt"),
+           "--eval-tokens", "100", "--format", "json"});
+  ASSERT_EQ(loss.exit_code, 0) << loss.err;
+  EXPECT_EQ(nlohmann::json::parse(loss.out)["loss"], (*lowest)["loss"]);
+  EXPECT_EQ(run({"generate", "--no-default-config", "--init", best, "--tokens", "2"}).exit_code, 0);
+  EXPECT_EQ(run({"checkpoint", "convert", best, path("exported")}).exit_code, 0);
+  EXPECT_THAT(train(joined_with(wanted, {"--save", path("run"), "--resume", "auto"})).out,
+              HasSubstr("the run is complete"));
+
+  Words launched{"launch", "--processes",   "2", "--",      "train", "--layers",
+                 "2",      "--heads",       "2", "--width", "16",    "--context-length",
+                 "16",     "--micro-batch", "2"};
+  Words theirs = wanted;
+  std::ranges::replace(theirs, "--patience", "--early-stopping-patience");
+  std::ranges::replace(theirs, "--save-best", "--load-best-model-at-end");
+  launched = joined_with(launched, theirs);
+  launched = joined_with(launched, {"--save", path("launched"), "--log", path("launched.jsonl")});
+  const ProgramResult several = run(launched);
+  ASSERT_EQ(several.exit_code, 0) << several.err;
+  EXPECT_EQ(evaluations("launched.jsonl"), records);
+  EXPECT_EQ(read_log("launched.jsonl").back()["parameters_sha256"],
+            read_log("run.jsonl").back()["parameters_sha256"]);
 }
 
 TEST_F(EvaluateCommand, TrainingEvaluatesAtTheRightSteps) {
@@ -149,8 +230,10 @@ TEST_F(EvaluateCommand, TrainingEvaluatesAtTheRightSteps) {
   EXPECT_THAT(steps, ::testing::ElementsAre(2, 4, 5));
   EXPECT_THAT(result.err, AllOf(HasSubstr("\nevaluation after step 2: loss "),
                                 HasSubstr("\nevaluation after step 5: loss ")));
-  EXPECT_THAT(result.out,
-              ContainsRegex("\nevaluated loss [0-9.]+, perplexity [0-9.]+ on 112 tokens\n"));
+  EXPECT_THAT(
+      result.out,
+      ContainsRegex(
+          "\nevaluated loss [0-9.]+, perplexity [0-9.]+, accuracy [0-9.]+ % on 112 tokens\n"));
   const auto summary = read_log("run.jsonl").back();
   EXPECT_EQ(summary["kind"], "summary");
   EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);

@@ -132,6 +132,42 @@ TEST_F(FineTuning, TunesOnChatsAndAnswers) {
   EXPECT_EQ(answer({"--init", init, "--message", "q"}).out, said.out);
 }
 
+/// A line of the input is a message; what is answered is part of the next prompt.
+TEST_F(FineTuning, HoldsAConversation) {
+  const std::string init = base();
+  std::filesystem::copy_file(kTemplate, path("base/chat_template.jinja"));
+  const auto chat = [&](const std::string& input, std::vector<std::string> more = {}) {
+    give_input(input);
+    more.insert(more.begin(), {"--init", init, "--chat"});
+    ProgramResult result = answer(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result;
+  };
+  const std::string one = answer({"--init", init, "--message", "q"}).out;
+  EXPECT_EQ(chat("q\n").out, one);
+  EXPECT_EQ(chat("q").out, one) << "without a line break at the end";
+  EXPECT_EQ(chat("q\r\n\n/exit\nq\n").out, one);
+  const ProgramResult two = chat("q\nand\n");
+  EXPECT_EQ(two.out.substr(0, one.size()), one);
+  EXPECT_THAT(two.err, HasSubstr("note: the answer was cut off after 4 tokens; --tokens N"));
+  EXPECT_EQ(chat("q\nand\n", {"--cache", "false"}).out, two.out);
+  EXPECT_EQ(chat("q\nand\n", {"--ranks", "2"}).out, two.out);
+  // Questions and answers are kept until they are forgotten, and so is what the system says.
+  const auto is_long = [&](const std::string& input, const std::string& system) {
+    const std::string err = chat(input, {"--context-tokens", "100", "--system", system}).err;
+    return err.find("longer than the 100 tokens that the model sees") != err.npos;
+  };
+  EXPECT_FALSE(is_long("q\n", ""));
+  EXPECT_TRUE(is_long("q\nand\n", ""));
+  EXPECT_FALSE(is_long("q\n/reset\nand\n", ""));
+  EXPECT_TRUE(is_long("/reset\nq\n", std::string(100, 's')));
+  const std::string forgotten = chat("q\n/reset\nand\n").out.substr(one.size());
+  EXPECT_EQ(forgotten, answer({"--init", init, "--message", "and"}).out);
+  const std::string instructed = chat("q\n", {"--system", "Answer in verse."}).out;
+  EXPECT_EQ(answer({"--init", init, "--message", "q", "--system", "Answer in verse."}).out,
+            instructed);
+}
+
 TEST_F(FineTuning, SaysWhatChatsNeed) {
   const std::string data = write("chats.jsonl", chats());
   const auto error_of = [&](std::vector<std::string> words) {
@@ -150,6 +186,19 @@ TEST_F(FineTuning, SaysWhatChatsNeed) {
   EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--message", "q",
                         "--prompt", "p", "--chat-template", kTemplate}),
               HasSubstr("give one of them"));
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--chat"}),
+              HasSubstr("--chat needs a chat template"));
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--chat", "--message",
+                        "q", "--chat-template", kTemplate}),
+              HasSubstr("give one of them"));
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--system", "q"}),
+              HasSubstr("--chat or --message"));
+  EXPECT_THAT(error_of({"generate", "--no-default-config", "--init", init, "--chat",
+                        "--chat-template", kTemplate, "--context-tokens", "100000"}),
+              HasSubstr("more than this model takes"));
+  EXPECT_THAT(error_of({"launch", "--processes", "2", "--", "generate", "--no-default-config",
+                        "--init", init, "--chat", "--chat-template", kTemplate}),
+              HasSubstr("leave out the launcher"));
 }
 
 }  // namespace

@@ -51,6 +51,16 @@ TEST_F(Generate, OneTextForEveryStrategy) {
   EXPECT_NE(generate({"--seed", "5"}).out, alone.out);
 }
 
+TEST_F(Generate, OneTextWithAndWithoutACache) {
+  const std::string text = generate({}).out;
+  EXPECT_EQ(generate({"--no-cache"}).out, text);
+  EXPECT_EQ(generate({"--use-cache", "false"}).out, text);
+  const ProgramResult longer = run(words({}, 30));
+  EXPECT_EQ(longer.out, run(words({"--no-cache"}, 30)).out);
+  EXPECT_THAT(longer.err,
+              HasSubstr("prompt and text may be 38 tokens, and the model sees the last 16"));
+}
+
 TEST_F(Generate, RunsInSeveralProcesses) {
   std::vector<std::string> launched{"launch", "--processes", "2", "--ranks-per-process", "1", "--"};
   const std::vector<std::string> command = words({});

@@ -132,6 +132,80 @@ TEST(CrossEntropy, WithoutGradientLeavesTheLogits) {
   EXPECT_TRUE(same_bits(result.losses, cross_entropy_of(p, logits).losses));
 }
 
+/// Hits of some rows that have two largest logits, at columns 3 and 6 (as far as there are).
+template <typename T>
+void check_hits(const Problem& p, float size) {
+  SCOPED_TRACE(concat(p.rows, " rows of ", p.vocab, " of size ", size));
+  auto logits = p.logits<T>(size);
+  auto targets = p.targets();
+  for (std::int64_t r = 0; r < p.rows; ++r) {
+    const auto target = targets[static_cast<std::size_t>(r)];
+    T* const row = logits.data() + r * p.stride;
+    if (r % 3 == 0 && target != kIgnored) row[target] = T(100.0F);
+    if (r % 3 == 1) {
+      row[std::min<std::int64_t>(3, p.vocab - 1)] = T(100.0F);
+      row[std::min<std::int64_t>(6, p.vocab - 1)] = T(100.0F);
+      if (target != kIgnored) {
+        targets[static_cast<std::size_t>(r)] =
+            static_cast<std::int32_t>(std::min<std::int64_t>(r % 2 == 0 ? 3 : 6, p.vocab - 1));
+      }
+    }
+  }
+  std::int64_t correct = 40, counted = 50;  // what was there before
+  for (std::int64_t r = 0; r < p.rows; ++r) {
+    const auto target = targets[static_cast<std::size_t>(r)];
+    if (target == kIgnored) continue;
+    const T* const row = logits.data() + r * p.stride;
+    const T* const first =
+        std::max_element(row, row + p.vocab, [](T a, T b) { return as_float(a) < as_float(b); });
+    correct += first - row == target ? 1 : 0;
+    ++counted;
+  }
+  const auto hits = run_every_way([&] {
+    std::vector<std::int64_t> words{40, 50};
+    std::vector<float> losses(static_cast<std::size_t>(p.rows));
+    auto copy = logits;
+    StreamUnderTest stream;
+    kernels_under_test().cross_entropy({.logits = p.view(copy),
+                                        .targets = view_of(targets),
+                                        .losses = view_of(losses),
+                                        .vocab_size = p.vocab,
+                                        .ignore_index = kIgnored,
+                                        .gradient = false,
+                                        .hits = view_of(words)},
+                                       stream);
+    return words;
+  });
+  EXPECT_EQ(hits, (std::vector<std::int64_t>{correct, counted}));
+}
+
+TEST(CrossEntropy, CountsTargetsThatAreTheFirstOfTheLargestLogits) {
+  for (const std::int64_t vocab : {1, 2, 7, 33, 1009, 50257}) {
+    const std::int64_t rows = vocab > 10000 ? 9 : 37;
+    for (const float size : {0.0F, 3.0F}) {  // at 0 all logits are equal
+      check_hits<float>({rows, vocab, vocab + 5, vocab + 9}, size);
+      check_hits<bfloat16>({rows, vocab, vocab + 3, vocab + 3}, size);
+      check_hits<float16>({rows, vocab, vocab, vocab}, size);
+    }
+  }
+}
+
+TEST(CrossEntropyErrors, HitsAreCountedWithoutAGradient) {
+  const Problem p{2, 9, 9, 9};
+  auto logits = p.logits<float>();
+  auto targets = p.targets();
+  std::vector<float> losses(2);
+  std::vector<std::int64_t> hits(2);
+  const CrossEntropyArgs args{.logits = p.view(logits),
+                              .targets = view_of(targets),
+                              .losses = view_of(losses),
+                              .vocab_size = p.vocab,
+                              .ignore_index = kIgnored,
+                              .hits = view_of(hits)};
+  StreamUnderTest stream;
+  EXPECT_THROW(kernels_under_test().cross_entropy(args, stream), Error);
+}
+
 TEST(CrossEntropy, GradientIsTheSlopeOfTheLoss) {
   const Problem p{2, 9, 9, 9, 1.0F};
   const auto logits = p.logits<float>();

@@ -270,6 +270,28 @@ TEST(Heads, TurnFarPositionsExactly) {
   expect_close(forward(p), forward_oracle(p.exact(), s), 1e-6, "qkv");
 }
 
+TEST(Heads, BeginAtAPosition) {
+  const Sizes s{1, 9, 4, 2, 16, 6, true};
+  Problem<float> p(s);
+  const std::vector<float> whole = forward(p);
+  const std::vector<float> frequencies = frequencies_of(s);
+  const std::int64_t first = 4, row = s.packed() / s.rows(), out = s.qkv() / s.rows();
+  std::vector<float> qkv(at((s.length - first) * out));
+  StreamUnderTest stream;
+  kernels_under_test().heads_forward(
+      {.packed = TensorView(p.packed.data() + first * row, DType::kFloat32,
+                            Shape{1, s.length - first, s.packed_heads(), s.width}),
+       .qkv = view_of(qkv, Shape{1, s.length - first, 3, s.heads, s.width}),
+       .q_gamma = view_of(p.q_gamma),
+       .k_gamma = view_of(p.k_gamma),
+       .frequencies = frequencies,
+       .amplitude = kAmplitude,
+       .epsilon = static_cast<float>(kEpsilon),
+       .first_position = first},
+      stream);
+  EXPECT_TRUE(same_bits(qkv, std::vector<float>(whole.begin() + first * out, whole.end())));
+}
+
 TEST(Heads, DoNotDependOnTheThreads) {
   const Problem<float> p({2, 600, 4, 2, 16, 8, true});
   run_on_any_threads([&] { return forward(p); });

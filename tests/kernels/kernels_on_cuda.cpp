@@ -60,6 +60,7 @@ constexpr KernelTable kOnDevice{
     .heads_backward = on_device<&KernelTable::heads_backward>,
     .attention_forward = on_device<&KernelTable::attention_forward>,
     .attention_backward = on_device<&KernelTable::attention_backward>,
+    .cached_attention = on_device<&KernelTable::cached_attention>,
     .embedding_forward = on_device<&KernelTable::embedding_forward>,
     .embedding_backward = on_device<&KernelTable::embedding_backward>,
     .dropout = on_device<&KernelTable::dropout>,

@@ -52,6 +52,7 @@ inline Views views_of(AttentionForwardArgs& a) {
 inline Views views_of(AttentionBackwardArgs& a) {
   return {&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv, &a.workspace, &a.starts};
 }
+inline Views views_of(CachedAttentionArgs& a) { return {&a.qkv, &a.keys, &a.values, &a.out}; }
 inline Views views_of(EmbeddingForwardArgs& a) {
   return {&a.tokens, &a.wte, &a.wpe, &a.x, &a.starts};
 }
@@ -59,7 +60,9 @@ inline Views views_of(EmbeddingBackwardArgs& a) {
   return {&a.tokens, &a.dx, &a.dwte, &a.dwpe, &a.starts};
 }
 inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
-inline Views views_of(CrossEntropyArgs& a) { return {&a.logits, &a.targets, &a.losses, &a.scale}; }
+inline Views views_of(CrossEntropyArgs& a) {
+  return {&a.logits, &a.targets, &a.losses, &a.scale, &a.hits};
+}
 inline Views views_of(SquaredErrorArgs& a) { return {&a.x, &a.targets, &a.losses, &a.scale}; }
 inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
   return {&a.master,         &a.gradient, &a.parameter,   &a.scalars,

@@ -27,6 +27,7 @@ TrainerOptions options_of(const char* strategy, int ranks) {
   options.initial_parameters = [](TrainingState& state, Stream& stream) {
     std::vector<float> values;
     for (const StateTensor& tensor : state) {
+      if (!is_compute_dtype(tensor.format)) continue;  // codes
       for (const StatePiece& piece : state.pieces(tensor)) {
         values.resize(static_cast<std::size_t>(piece.elements.numel));
         state.read(tensor.name, piece.first, values, stream);
@@ -91,6 +92,128 @@ TEST(GptGeneration, GivesOneTextForEveryStrategyAndNumberOfRanks) {
   TrainerOptions bf16_alone = options_of("full_shard", 1);
   bf16_alone.precision = DType::kBFloat16;
   EXPECT_EQ(generate_with(bf16).tokens, generate_with(bf16_alone).tokens);
+}
+
+/// As options_of, of one rank: what a model of random parameters continues depends on all of the
+/// text, by clear margins.
+Tokens text_of(const GptConfig& config, GptGeneration::Cache cache, const Tokens& prompt,
+               const GenerateOptions& generate_options, DType precision = DType::kFloat32,
+               int ranks = 1) {
+  TrainerOptions options = options_of("full_shard", ranks);
+  options.precision = precision;
+  GptGeneration gpt(config, generate_options.context_length, cache);
+  Session session(gpt.model(), gpt, options, &gpt);
+  std::int64_t passes = 0;
+  Tokens text = generate(generate_options, prompt, [&](std::span<const std::int32_t> context) {
+    gpt.set_context(context);
+    if (cache != GptGeneration::Cache::kNone && passes > 0 &&
+        std::ssize(prompt) + passes <= generate_options.context_length) {
+      EXPECT_EQ(gpt.pass_tokens(), 1);
+    }
+    ++passes;
+    session.evaluate();
+    return gpt.logits();
+  });
+  // The plan is of a pass over the whole window, which a text has that outgrows it.
+  const std::int64_t used = session.use().front().memory.total;
+  const bool fills =
+      std::ssize(prompt) + generate_options.tokens - 1 > generate_options.context_length;
+  EXPECT_LE(used, session.plan().memory.total);
+  EXPECT_TRUE(!fills || used == session.plan().memory.total) << used;
+  return text;
+}
+
+GptConfig small(const char* preset) {
+  GptConfig config = gpt_preset(preset);
+  config.vocab_size = 50;
+  config.context_length = 40;
+  config.layers = 2;
+  config.window = std::min<std::int64_t>(config.window, 7);
+  return config;
+}
+
+std::vector<std::pair<std::string, GptConfig>> cached_configs() {
+  std::vector<std::pair<std::string, GptConfig>> all;
+  for (const char* const preset :
+       {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny"}) {
+    all.emplace_back(preset, small(preset));
+    GptConfig adapted = small(preset);
+    adapted.adapter = parse_adapter("lora", "r=4,alpha=64,targets=all-linear", adapted);
+    adapted.base_format = WeightFormat::kNf4;
+    all.emplace_back(concat(preset, " in nf4 with LoRA"), adapted);
+    GptConfig prompted = small(preset);
+    prompted.adapter.kind = PromptOptions{.tokens = 5};
+    all.emplace_back(concat(preset, " behind a prompt"), prompted);
+  }
+  GptConfig longrope = small("phi3-tiny");
+  longrope.rotary.scaling = RotaryConfig::Scaling::kLongRope;
+  longrope.rotary.trained_context = 12;
+  const auto angles = static_cast<std::size_t>(static_cast<double>(longrope.head_width_used()) *
+                                               longrope.rotary.share / 2);
+  longrope.rotary.short_factors.assign(angles, 1.0);
+  longrope.rotary.long_factors.assign(angles, 2.5);
+  all.emplace_back("phi3-tiny with longrope", longrope);
+  return all;
+}
+
+/// Greedy and drawn, beyond the window, of prompts of all lengths; see [Note: rounding with a
+/// cache].
+TEST(GptGeneration, ACacheGivesTheTextOfPassesOverTheWholeWindow) {
+  using enum GptGeneration::Cache;
+  for (const auto& [name, config] : cached_configs()) {
+    for (std::uint64_t seed = 0; seed < 6; ++seed) {
+      SCOPED_TRACE(concat(name, ", seed ", seed));
+      Tokens prompt;
+      for (std::uint64_t i = 0; i <= 3 * seed; ++i) {
+        prompt.push_back(static_cast<std::int32_t>((seed * 31 + i * i * 7 + 3) % 50));
+      }
+      const GenerateOptions options{.tokens = 24,
+                                    .context_length = 30,
+                                    .temperature = seed % 2 == 0 ? 0.0F : 0.9F,
+                                    .top_p = 0.95F,
+                                    .seed = seed};
+      EXPECT_EQ(text_of(config, kKeysAndValues, prompt, options),
+                text_of(config, kNone, prompt, options));
+    }
+  }
+}
+
+TEST(GptGeneration, ACacheGivesTheSameTextOnAnyNumberOfRanks) {
+  using enum GptGeneration::Cache;
+  const GptConfig config = small("qwen3-tiny");
+  const GenerateOptions options{.tokens = 20, .context_length = 24, .temperature = 0.9F, .seed = 2};
+  for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
+    const Tokens alone = text_of(config, kKeysAndValues, kPrompt, options, precision);
+    for (const int ranks : {2, 3}) {
+      EXPECT_EQ(text_of(config, kKeysAndValues, kPrompt, options, precision, ranks), alone);
+    }
+  }
+}
+
+TEST(GptGeneration, ACachePassesOverWhatDiffers) {
+  const auto logits_after = [](const std::vector<Tokens>& contexts,
+                               const std::vector<std::int64_t>& tokens) {
+    GptGeneration gpt(kConfig, 12, GptGeneration::Cache::kKeysAndValues);
+    Session session(gpt.model(), gpt, options_of("full_shard", 2), &gpt);
+    for (std::size_t i = 0; i < contexts.size(); ++i) {
+      gpt.set_context(contexts[i]);
+      EXPECT_EQ(gpt.pass_tokens(), tokens[i]) << i;
+      session.evaluate();
+    }
+    return std::vector<float>(gpt.logits().begin(), gpt.logits().end());
+  };
+  const Tokens last{3, 1, 4, 2, 6, 7};
+  const std::vector<float> direct = logits_after({last}, {6});
+  const std::vector<float> on_the_way = logits_after(
+      {{3, 1, 4, 1, 5}, {3, 1, 4, 1, 5}, {3, 1, 4, 1, 5, 9, 2}, {3, 1}, {9, 1}, {3, 1, 4}, last},
+      {5, 1, 2, 1, 2, 3, 3});
+  for (std::size_t i = 0; i < direct.size(); ++i) EXPECT_NEAR(direct[i], on_the_way[i], 1e-4);
+  // A context without a pass over it leaves nothing to go on from.
+  GptGeneration gpt(kConfig, 12, GptGeneration::Cache::kKeysAndValues);
+  Session session(gpt.model(), gpt, options_of("full_shard", 1), &gpt);
+  gpt.set_context(kPrompt);
+  gpt.set_context(kPrompt);
+  EXPECT_EQ(gpt.pass_tokens(), 5);
 }
 
 TEST(GptGeneration, KeepsShardsOfParametersAndNothingElse) {

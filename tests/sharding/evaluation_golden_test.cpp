@@ -98,6 +98,8 @@ TEST(EvaluationGolden, TheExecutorHasTheLossOfTransformers) {
   for (const std::int64_t micro_batch : {1, 3, 4}) {  // of 4 the last is not full
     const StepResult first = evaluate(run, "no_shard", 1, micro_batch);
     EXPECT_EQ(first.items, golden.tokens);
+    EXPECT_EQ(first.classified, golden.tokens);
+    EXPECT_EQ(first.correct, golden.correct);
     EXPECT_NEAR(first.loss, golden.loss, 1e-5 * golden.loss);
     EXPECT_NEAR(std::exp(first.loss), golden.perplexity, 1e-4 * golden.perplexity);
     for (const Strategy& strategy : strategies()) {
@@ -106,6 +108,7 @@ TEST(EvaluationGolden, TheExecutorHasTheLossOfTransformers) {
         const StepResult result = evaluate(run, strategy.name, ranks, micro_batch);
         EXPECT_EQ(result.items, golden.tokens);
         EXPECT_EQ(result.loss, first.loss);
+        EXPECT_EQ(result.correct, golden.correct);
       }
     }
   }

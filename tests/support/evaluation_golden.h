@@ -17,10 +17,12 @@ struct EvaluationGolden {
     std::vector<std::int32_t> tokens, targets;  ///< (rows, length); a target of -1 does not count
     std::int64_t counted = 0;                   ///< targets that do
     double loss = 0.0;                          ///< the sum of theirs
+    std::int64_t correct = 0;  ///< of the targets that count, those with the largest logit
   };
   std::int64_t rows = 0, length = 0;  ///< of every batch
   std::vector<Batch> batches;         ///< of one nothing counts
   std::int64_t tokens = 0;            ///< that count
+  std::int64_t correct = 0;           ///< of those
   double loss = 0.0;                  ///< their mean
   double perplexity = 0.0;            ///< exp(loss)
 
@@ -33,8 +35,12 @@ struct EvaluationGolden {
     golden.loss = json.at("loss");
     golden.perplexity = json.at("perplexity");
     for (const auto& entry : json.at("batches")) {
-      Batch batch{
-          .tokens = {}, .targets = {}, .counted = entry.at("counted"), .loss = entry.at("loss")};
+      Batch batch{.tokens = {},
+                  .targets = {},
+                  .counted = entry.at("counted"),
+                  .loss = entry.at("loss"),
+                  .correct = entry.at("correct")};
+      golden.correct += batch.correct;
       golden.rows = static_cast<std::int64_t>(entry.at("tokens").size());
       golden.length = static_cast<std::int64_t>(entry.at("tokens").at(0).size());
       for (const auto& row : entry.at("tokens")) {

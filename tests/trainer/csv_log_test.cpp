@@ -31,8 +31,8 @@ TEST(CsvLog, WhatIsNotKnownIsAnEmptyCell) {
   log.step({.step = 1, .loss = 0.5, .peak_bytes = 7, .exposed_seconds = 0.25}, 0.125);
   log.step({.step = 2, .loss = 0.5, .peak_bytes = 7}, std::nullopt);
   EXPECT_THAT(lines_of(path),
-              ElementsAre(StartsWith("step,loss,"), "1,0.5,0,0,0,0,0,0.125,7,0.25,,,,0",
-                          "2,0.5,0,0,0,0,0,,7,,,,,0"));
+              ElementsAre(StartsWith("step,loss,"), "1,0.5,0,0,0,0,0,0.125,7,0.25,,,,0,",
+                          "2,0.5,0,0,0,0,0,,7,,,,,0,"));
 }
 
 TEST(CsvLog, AnEvaluationIsARowWithColumnsOfItsOwn) {
@@ -41,10 +41,13 @@ TEST(CsvLog, AnEvaluationIsARowWithColumnsOfItsOwn) {
   CsvLog log(path);
   log.step({.step = 1, .loss = 0.5}, std::nullopt);
   log.evaluation({.step = 1, .loss = 0.25, .perplexity = 1.5, .tokens = 77});
+  log.evaluation({.step = 2, .loss = 0.25, .perplexity = 1.5, .tokens = 80, .correct = 20});
   const std::vector<std::string> lines = lines_of(path);
-  ASSERT_EQ(lines.size(), 3U);
-  EXPECT_EQ(lines[2], "1,,,,,,,,,,0.25,1.5,77,");
-  EXPECT_THAT(lines[0], ::testing::EndsWith(",eval_perplexity,eval_tokens,positions_per_second"));
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[2], "1,,,,,,,,,,0.25,1.5,77,,");
+  EXPECT_EQ(lines[3], "2,,,,,,,,,,0.25,1.5,80,,0.25");
+  EXPECT_THAT(lines[0],
+              ::testing::EndsWith(",eval_tokens,positions_per_second,eval_mean_token_accuracy"));
   const auto cells = std::ranges::count(lines[0], ',');
   for (const std::string& line : lines) EXPECT_EQ(std::ranges::count(line, ','), cells) << line;
 }

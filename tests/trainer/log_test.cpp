@@ -117,6 +117,21 @@ TEST_F(RunLogTest, AnEvaluationIsALine) {
                                            {"tokens", 4096}}));
 }
 
+TEST_F(RunLogTest, AnEvaluationHasItsAccuracyAndTheBestSoFar) {
+  RunLog(path_).evaluation(
+      {.step = 200,
+       .loss = 0.75,
+       .tokens = 8,
+       .correct = 6,
+       .best = BestEvaluation{.loss = 0.5, .step = 100, .without_improvement = 1}});
+  const auto line = read_lines(path_).at(0);
+  EXPECT_EQ(line["mean_token_accuracy"], 0.75);
+  EXPECT_EQ(line["correct_tokens"], 6);
+  EXPECT_EQ(line["best_loss"], 0.5);
+  EXPECT_EQ(line["best_step"], 100);
+  EXPECT_EQ(line["without_improvement"], 1);
+}
+
 TEST_F(RunLogTest, WhatJsonHasNoNumberForIsNull) {
   RunLog(path_).step({.step = 1, .loss = std::numeric_limits<double>::quiet_NaN()}, {});
   EXPECT_TRUE(read_lines(path_).at(0)["loss"].is_null());

@@ -6,6 +6,7 @@
 #include "cpu/simd.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -98,8 +99,21 @@ HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float f
   });
 }
 
+/// Whether the target's is the first of the largest logits.
 template <typename T>
-void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, float& loss) {
+bool is_hit(const T* x, std::int32_t target, float maximum) {
+  const auto is_largest = [&](T logit) { return static_cast<float>(logit) == maximum; };
+  return is_largest(x[target]) && std::none_of(x, x + target, is_largest);
+}
+
+/// Of some rows, as CrossEntropyArgs::hits.
+struct Hits {
+  std::int64_t correct = 0, counted = 0;
+};
+
+template <typename T>
+void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, float& loss,
+                       Hits& hits) {
   const std::int64_t n = args.vocab_size;
   if (target == args.ignore_index) {
     loss = 0.0F;
@@ -107,6 +121,10 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
     return;
   }
   const float maximum = row_maximum(x, n);
+  if (args.hits) {
+    ++hits.counted;
+    hits.correct += is_hit(x, target, maximum) ? 1 : 0;
+  }
   const double shifted = static_cast<double>(static_cast<float>(x[target]) - maximum);
   // fp32 holds the exponentials themselves between the passes; 16 bits would round them twice.
   constexpr bool kKeep = std::is_same_v<T, float>;
@@ -125,12 +143,17 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
 void cross_entropy_range(const CrossEntropyArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int32_t* const targets = args.targets.as<std::int32_t>();
   float* const losses = args.losses.as<float>();
+  Hits hits;
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t offset = row * args.logits.strides[0];
     with_float_type(args.logits.dtype, [&]<typename T>(T) HWY_ATTR {
-      cross_entropy_row(args, args.logits.as<T>() + offset, targets[row], losses[row]);
+      cross_entropy_row(args, args.logits.as<T>() + offset, targets[row], losses[row], hits);
     });
   }
+  if (!args.hits) return;
+  std::int64_t* const all = args.hits.as<std::int64_t>();
+  std::atomic_ref(all[0]) += hits.correct;
+  std::atomic_ref(all[1]) += hits.counted;
 }
 
 }  // namespace

@@ -106,8 +106,8 @@ void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std:
   Rotation rotation;
   HeadRow head;
   for (std::int64_t row = begin; row < end; ++row) {
-    rotation.set(row % s.length - document_start(args.starts, row), args.frequencies,
-                 args.amplitude);
+    rotation.set(args.first_position + row % s.length - document_start(args.starts, row),
+                 args.frequencies, args.amplitude);
     const T* x = args.packed.as<T>() + row * s.packed_heads() * s.width;
     T* y = args.qkv.as<T>() + row * 3 * s.heads * s.width;
     for (std::int64_t h = 0; h < s.heads; ++h, x += s.width, y += s.width) {

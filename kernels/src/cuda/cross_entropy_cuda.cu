@@ -23,6 +23,10 @@
 // but their ends. Either way a thread has the same elements in the same order, so the bits are the
 // same. Sums: a thread's elements in order, in fp32; then threads as block_sum adds them, in fp64.
 //
+// Where hits are counted there is no gradient. A row whose target has the largest logit looks for
+// an equal one before it, which no other row does; counts are integers, so their order is no
+// matter.
+//
 // 16-byte accesses whatever the alignment of a row: the elements before the first boundary and
 // after the last are taken one by one.
 
@@ -39,7 +43,8 @@ struct CrossEntropyProblem {
   T* logits;
   const std::int32_t* targets;
   float* losses;
-  const float* scale;  // null: 1
+  const float* scale;        // null: 1
+  unsigned long long* hits;  // (kHitWords); null unless kCount is kHits
   std::int64_t stride;
   int vocab, columns;
   std::int32_t ignore_index;
@@ -196,12 +201,30 @@ __device__ void zero(T* elements, int n) {
       [&](int v) { simt::store16(row.vector(v), Vec16<T>{}); });
 }
 
+enum class Count { kNothing, kHits };
+
+/// Counts a row whose target is not ignored. All threads take part.
+template <typename T>
+__device__ void count_hit(const T* row, std::int32_t target, float at_target, float maximum,
+                          unsigned long long* hits) {
+  float before = 0.0F;  // 1: another logit is as large and comes first
+  if (at_target == maximum) {
+    for (int j = static_cast<int>(threadIdx.x); j < target; j += kCrossEntropyThreads) {
+      if (simt::to_float(row[j]) == maximum) before = 1.0F;
+    }
+  }
+  const bool is_first = simt::block_max(before) == 0.0F;
+  if (threadIdx.x != 0) return;
+  if (at_target == maximum && is_first) atomicAdd(hits, 1ULL);
+  atomicAdd(hits + 1, 1ULL);
+}
+
 /// On a multiprocessor: all its threads, with 32 registers each. In shared memory long rows are
 /// two, and copies need more registers.
 template <RowIn kRowIn>
 constexpr int kBlocks = kRowIn == RowIn::kGlobal ? 4 : 3;
 
-template <RowIn kRowIn, typename T>
+template <RowIn kRowIn, Count kCount, typename T>
 __global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
     softmax_cross_entropy(const CrossEntropyProblem<T> p) {
   const std::int64_t i = blockIdx.x;
@@ -219,7 +242,10 @@ __global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
   const RowSoftmax softmax = row_softmax<kRowIn>(logits);
   const auto shifted = static_cast<double>(at_target - softmax.maximum);
   if (threadIdx.x == 0) p.losses[i] = static_cast<float>(log(softmax.sum) - shifted);
-  if (!p.gradient) return;
+  if constexpr (kCount == Count::kHits) {
+    count_hit(row, target, at_target, softmax.maximum, p.hits);
+  }
+  if (kCount == Count::kHits || !p.gradient) return;
 
   const double scale = p.scale == nullptr ? 1.0 : static_cast<double>(*p.scale);
   const auto factor = static_cast<float>(scale / softmax.sum);
@@ -246,16 +272,16 @@ bool fits_shared_memory(std::size_t row_bytes) {
   return 2 * (row_bytes + kOthers) <= static_cast<std::size_t>(bytes) + 1024;
 }
 
-template <typename T>
+template <Count kCount, typename T>
 void launch_rows(const CrossEntropyProblem<T>& problem, std::int64_t rows, cudaStream_t stream) {
   const auto vectors = static_cast<std::size_t>(std::max(1, problem.vocab / Vec16<T>::kSize));
   const std::size_t row_bytes = vectors * sizeof(Vec16<T>);
   if (fits_shared_memory(row_bytes)) {
-    simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, T>, row_bytes);
-    simt::launch(softmax_cross_entropy<RowIn::kShared, T>, blocks_for(rows, 1),
+    simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, kCount, T>, row_bytes);
+    simt::launch(softmax_cross_entropy<RowIn::kShared, kCount, T>, blocks_for(rows, 1),
                  kCrossEntropyThreads, row_bytes, stream, problem);
   } else {
-    simt::launch(softmax_cross_entropy<RowIn::kGlobal, T>, blocks_for(rows, 1),
+    simt::launch(softmax_cross_entropy<RowIn::kGlobal, kCount, T>, blocks_for(rows, 1),
                  kCrossEntropyThreads, 0, stream, problem);
   }
 }
@@ -273,12 +299,17 @@ void cross_entropy(const CrossEntropyArgs& args, Stream& stream) {
                                          .targets = args.targets.as<std::int32_t>(),
                                          .losses = args.losses.as<float>(),
                                          .scale = args.scale ? args.scale.as<float>() : nullptr,
+                                         .hits = device_data<unsigned long long>(args.hits),
                                          .stride = args.logits.strides[0],
                                          .vocab = static_cast<int>(args.vocab_size),
                                          .columns = static_cast<int>(shape[1]),
                                          .ignore_index = args.ignore_index,
                                          .gradient = args.gradient};
-    launch_rows(problem, shape[0], handle(stream));
+    if (args.hits) {
+      launch_rows<Count::kHits>(problem, shape[0], handle(stream));
+    } else {
+      launch_rows<Count::kNothing>(problem, shape[0], handle(stream));
+    }
   });
 }
 

@@ -25,6 +25,7 @@ void heads_forward(const HeadsForwardArgs&, Stream&);
 void heads_backward(const HeadsBackwardArgs&, Stream&);
 void attention_forward(const AttentionForwardArgs&, Stream&);
 void attention_backward(const AttentionBackwardArgs&, Stream&);
+void cached_attention(const CachedAttentionArgs&, Stream&);
 void embedding_forward(const EmbeddingForwardArgs&, Stream&);
 void embedding_backward(const EmbeddingBackwardArgs&, Stream&);
 void dropout(const DropoutArgs&, Stream&);

@@ -23,6 +23,7 @@ constexpr KernelTable kCudaTable{
     .heads_backward = cuda::heads_backward,
     .attention_forward = cuda::attention_forward,
     .attention_backward = cuda::attention_backward,
+    .cached_attention = cuda::cached_attention,
     .embedding_forward = cuda::embedding_forward,
     .embedding_backward = cuda::embedding_backward,
     .dropout = cuda::dropout,

@@ -67,9 +67,10 @@ using Angles = float[2 * kMostAngles];
 
 template <typename T>
 __device__ void set_angles(const HeadsProblem<T>& p, const Frequencies& frequencies,
-                           std::int64_t row, Angles& angles) {
+                           std::int64_t row, Angles& angles, std::int64_t first_position = 0) {
   const std::int64_t place = row % p.length;
-  const auto position = static_cast<float>(place - document_start(p.starts, row, place));
+  const auto position =
+      static_cast<float>(first_position + place - document_start(p.starts, row, place));
   __syncthreads();  // the token before is done
   for (int i = static_cast<int>(threadIdx.x); i < p.angles; i += kHeadThreads) {
     const SineCosine of = sine_cosine(__fmul_rn(position, frequencies.v[i]));
@@ -91,11 +92,12 @@ __device__ float rstd_of(const T* x, const HeadsProblem<T>& p, int lane) {
 
 template <typename T>
 __global__ void __launch_bounds__(kHeadThreads)
-    heads_forward_kernel(const HeadsProblem<T> p, const Frequencies frequencies) {
+    heads_forward_kernel(const HeadsProblem<T> p, const Frequencies frequencies,
+                         const std::int64_t first_position) {
   SIMT_SHARED(Angles, angles);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t row = blockIdx.x;
-  set_angles(p, frequencies, row, angles);
+  set_angles(p, frequencies, row, angles, first_position);
   for (int h = warp; h < p.packed_heads(); h += kHeadWarps) {
     const T* const x = p.packed + (row * p.packed_heads() + h) * p.width;
     const T* const gamma = p.gamma(h);
@@ -263,7 +265,7 @@ void heads_forward(const HeadsForwardArgs& args, Stream& stream) {
     problem.packed = device_data<const T>(args.packed);
     problem.qkv = device_data<T>(args.qkv);
     simt::launch(heads_forward_kernel<T>, dim3(blocks_for(sizes.rows, 1)), dim3(kHeadThreads), 0,
-                 handle(stream), problem, by_value(args.frequencies));
+                 handle(stream), problem, by_value(args.frequencies), args.first_position);
   });
 }
 

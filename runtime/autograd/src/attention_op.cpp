@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "op_support.h"
@@ -129,6 +130,38 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t w
                              .out = Saved(out, remake),
                              .lse = std::move(lse)};
   return tape.split_output(std::move(out), std::move(backward), std::move(remake));
+}
+
+Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
+                       const KeyValueCache& cache) {
+  require(!tape.recording(), ErrorCode::kInvalidArgument,
+          "cached_attention: keys and values are kept while nothing is recorded");
+  const Sizes sizes = sizes_of(qkv, heads, window);
+  require(sizes.batch == 1, ErrorCode::kInvalidArgument, "cached_attention: qkv ", qkv.shape(),
+          " is of more than one sequence");
+  const bool is_first = cache.positions == 0;
+  const std::int64_t length = cache.positions + sizes.length;
+  Tensor out;
+  if (!is_first) {
+    out = tape.activation(with_last_dim(qkv.shape(), sizes.heads * sizes.head_dim), qkv.dtype(),
+                          "attention output");
+  }
+  const Shape rows{sizes.length, sizes.heads, sizes.head_dim};
+  tape.kernels().cached_attention(
+      {.qkv = qkv.tensor.view().reshape(Shape{sizes.length, 3, sizes.heads, sizes.head_dim}),
+       .keys = cache.keys.narrow(1, 0, length),
+       .values = cache.values.narrow(1, 0, length),
+       .out = is_first ? TensorView() : out.view().reshape(rows),
+       .window = window},
+      tape.stream());
+  // Nothing was there: attention of a whole sequence is made for many rows.
+  if (is_first) return attention(tape, qkv, heads, window);
+  const auto keys = static_cast<double>(window == 0 ? length : std::min(window, length));
+  const auto channels = static_cast<double>(sizes.heads * sizes.head_dim);
+  tape.charge({.flops = 4.0 * static_cast<double>(sizes.length) * keys * channels,
+               .bytes = 2.0 * keys * static_cast<double>(cache.keys.shape[0] * sizes.head_dim) *
+                        static_cast<double>(size_of(qkv.dtype()))});
+  return tape.output(std::move(out), nullptr);
 }
 
 }  // namespace tessera::ops

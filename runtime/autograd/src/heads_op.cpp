@@ -44,7 +44,8 @@ void run_forward(Tape& tape, const HeadShapes& shapes, const HeadsOptions& o,
                                 .frequencies = o.frequencies,
                                 .amplitude = o.amplitude,
                                 .epsilon = o.epsilon,
-                                .starts = o.starts},
+                                .starts = o.starts,
+                                .first_position = o.first_position},
                                tape.stream());
   tape.charge(elementwise_cost(packed, 4, 1));
   tape.charge(elementwise_cost(qkv, 0, 1));
@@ -123,6 +124,8 @@ struct HeadsBackward {
 
 Value heads(Tape& tape, const Value& packed, const HeadsOptions& options) {
   const HeadShapes shapes = shapes_of(packed, options);
+  require(!tape.recording() || options.first_position == 0, ErrorCode::kInvalidArgument, kHeadsOp,
+          ": while recording a sequence begins at position 0, not ", options.first_position);
   const Shape out_shape = with_last_dim(packed.shape(), 3 * options.heads * options.width);
   Tensor qkv = tape.activation(out_shape, packed.dtype(), "heads output");
   run_forward(tape, shapes, options, packed.tensor, qkv);

@@ -34,6 +34,11 @@ Value loss_output(Tape& tape, Tensor losses, int input_id, Tensor input_gradient
                            });
 }
 
+/// A loss that is not recorded has its logits as they were, and may count hits.
+TensorView hits_of(const Tape& tape) {
+  return tape.recording() ? TensorView() : tape.options().hits;
+}
+
 /// `x` to be overwritten by the gradient of a loss while recording: itself, or a copy if anything
 /// else holds it.
 Tensor becoming_gradient(Tape& tape, const Value& x, const char* what) {
@@ -79,7 +84,8 @@ class ChunkedLoss {
                                    .vocab_size = vocab_size_,
                                    .ignore_index = ignore_index,
                                    .gradient = gradients,
-                                   .scale = tape_.options().loss_scale},
+                                   .scale = tape_.options().loss_scale,
+                                   .hits = hits_of(tape_)},
                                   tape_.stream());
     tape_.charge(elementwise_cost(logits, kSoftmaxFlops, gradients ? 2 : 1));
     if (!gradients) return;
@@ -170,7 +176,8 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                                 .vocab_size = last_dim(logits.shape()),
                                 .ignore_index = ignore_index,
                                 .gradient = tape.recording(),
-                                .scale = tape.options().loss_scale},
+                                .scale = tape.options().loss_scale,
+                                .hits = hits_of(tape)},
                                tape.stream());
   tape.charge(elementwise_cost(gradient, kSoftmaxFlops, tape.recording() ? 2 : 1));
   return loss_output(tape, std::move(losses), logits.id, std::move(gradient));

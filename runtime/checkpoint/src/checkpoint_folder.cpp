@@ -18,6 +18,7 @@ constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kUnfinished = ".tmp";
 constexpr std::string_view kReplaced = ".old";
 constexpr std::string_view kLatest = "latest";
+constexpr std::string_view kBest = "best";
 
 std::string name_of(std::int64_t step) { return concat(kPrefix, step); }
 std::string in_folder(const std::string& folder, std::string_view name) {
@@ -48,18 +49,43 @@ std::vector<std::string> names_in(const std::string& folder) {
 
 bool has_manifest(const std::string& path) { return fs::exists(in_folder(path, kManifestName)); }
 
-/// Without a slash at its end, and the folder in place of its file `latest`.
-std::string folder_meant(const std::string& named) {
-  const fs::path path = fs::path(named + "/").lexically_normal().parent_path();
-  if (path.filename() != kLatest || !fs::is_regular_file(path)) return path.string();
-  return path.has_parent_path() ? path.parent_path().string() : ".";
+/// The name that the file `latest` or `best` has; "" if there is none.
+std::string name_in(const std::string& folder, std::string_view file) {
+  std::ifstream names(in_folder(folder, file));
+  std::string name;
+  return names >> name && step_of(name, "") >= 0 ? name : "";
 }
 
-/// The name that `latest` has; "" if there is none.
-std::string name_of_latest(const std::string& folder) {
-  std::ifstream latest(in_folder(folder, kLatest));
-  std::string name;
-  return latest >> name && step_of(name, "") >= 0 ? name : "";
+/// The checkpoint that `best` names, or the one that was there when a crash kept it from being
+/// replaced; "" if there is none.
+std::string best_in(const std::string& folder) {
+  const std::string name = name_in(folder, kBest);
+  if (name.empty()) return "";
+  const std::string path = in_folder(folder, name);
+  if (has_manifest(path)) return path;
+  const std::string replaced = path + std::string(kReplaced);
+  return has_manifest(replaced) ? replaced : "";
+}
+
+/// Without a slash at its end, the folder in place of its file `latest`, and the checkpoint in
+/// place of the file `best`.
+std::string folder_meant(const std::string& named) {
+  const fs::path path = fs::path(named + "/").lexically_normal().parent_path();
+  const bool is_best = path.filename() == kBest;
+  if ((path.filename() != kLatest && !is_best) || !fs::is_regular_file(path)) return path.string();
+  const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+  if (!is_best) return folder;
+  const std::string best = best_in(folder);
+  return best.empty() ? path.string() : best;
+}
+
+/// Makes `latest` or `best` name a checkpoint that is durable.
+void write_name(Storage& storage, const std::string& folder, std::string_view file,
+                std::int64_t step) {
+  const std::string path = in_folder(folder, file);
+  write_file(storage, path + std::string(kUnfinished), name_of(step) + "\n");
+  storage.rename(path + std::string(kUnfinished), path);
+  storage.sync_folder(folder);
 }
 
 /// All folders that are named as checkpoints, whether they are or not, in the order of
@@ -76,7 +102,7 @@ std::vector<std::string> candidates_in(const std::string& folder) {
     if (step < 0 && replaced < 0) continue;
     all.push_back({std::max(step, replaced), step < 0, in_folder(folder, name)});
   }
-  const std::string latest = name_of_latest(folder);
+  const std::string latest = name_in(folder, kLatest);
   const std::int64_t newest = step_of(latest, "");
   std::ranges::sort(all, {}, [&](const Candidate& candidate) {
     const bool given_up = newest >= 0 && candidate.step > newest;
@@ -118,7 +144,7 @@ std::string begin_checkpoint(Storage& storage, const std::string& folder, std::i
 }
 
 std::string publish_checkpoint(Storage& storage, const std::string& folder,
-                               const Manifest& manifest) {
+                               const Manifest& manifest, bool keeps_best) {
   const std::string path = in_folder(folder, name_of(manifest.step));
   const std::string unfinished = path + std::string(kUnfinished);
   const std::string replaced = path + std::string(kReplaced);
@@ -130,10 +156,14 @@ std::string publish_checkpoint(Storage& storage, const std::string& folder,
   }
   storage.rename(unfinished, path);
   storage.sync_folder(folder);
-  const std::string latest = in_folder(folder, kLatest);
-  write_file(storage, latest + std::string(kUnfinished), name_of(manifest.step) + "\n");
-  storage.rename(latest + std::string(kUnfinished), latest);
-  storage.sync_folder(folder);
+  // `best` is in front of `latest`: whoever resumes from that finds the best that it knows of.
+  if (keeps_best && manifest.best) {
+    const std::string best = name_of(manifest.best->step);
+    if (best != name_in(folder, kBest) && has_manifest(in_folder(folder, best))) {
+      write_name(storage, folder, kBest, manifest.best->step);
+    }
+  }
+  write_name(storage, folder, kLatest, manifest.step);
   return path;
 }
 
@@ -147,10 +177,13 @@ void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t
   std::ranges::stable_sort(all, {}, [&](const FoundCheckpoint& checkpoint) {
     return checkpoint.step > newest ? -1 : checkpoint.step;
   });
-  const std::int64_t surplus = keep > 0 ? static_cast<std::int64_t>(all.size()) - keep : 0;
-  for (std::int64_t i = 0; i < surplus; ++i) {
+  std::int64_t surplus = keep > 0 ? static_cast<std::int64_t>(all.size()) - keep : 0;
+  const std::string best = name_in(folder, kBest);
+  for (const auto& [step, path] : all) {
+    if (surplus <= 0) break;
+    if (step == newest || name_of(step) == best) continue;
+    --surplus;
     // The manifest goes first: what is left is no checkpoint.
-    const std::string& path = all[static_cast<std::size_t>(i)].path;
     storage.remove(in_folder(path, kManifestName));
     storage.sync_folder(path);
     storage.remove(path);
@@ -174,13 +207,17 @@ std::string find_checkpoint(const std::string& named) {
   const std::string path = folder_meant(named);
   if (has_manifest(path)) return path;
   if (fs::is_regular_file(path)) return "";
-  if (const std::string name = name_of_latest(path); !name.empty()) {
+  if (const std::string name = name_in(path, kLatest); !name.empty()) {
     const std::string newest = in_folder(path, name);
     if (has_manifest(newest)) return newest;
     if (has_manifest(newest + std::string(kReplaced))) return newest + std::string(kReplaced);
   }
   const std::vector<FoundCheckpoint> found = list_checkpoints(path);
   return found.empty() ? "" : found.back().path;
+}
+
+std::string find_best_checkpoint(const std::string& folder) {
+  return best_in(folder_meant(folder));
 }
 
 std::string damage_of(const std::string& path) {

@@ -45,6 +45,11 @@ Json to_json(const LossScalerState& scaler) {
           {"skipped", scaler.skipped}};
 }
 
+Json to_json(const BestEvaluation& best) {
+  return {
+      {"loss", best.loss}, {"step", best.step}, {"without_improvement", best.without_improvement}};
+}
+
 Json to_json(const SavedParameter& parameter) {
   Json shape = Json::array(), states = Json::array();
   for (int i = 0; i < parameter.shape.rank(); ++i) shape.push_back(parameter.shape[i]);
@@ -102,6 +107,11 @@ class Reader {
             " is no number above 0");
     return value;
   }
+  double finite() const {
+    require(value_.is_number() && std::isfinite(value_.get<double>()), ErrorCode::kConfig, place_,
+            " is no number");
+    return value_.get<double>();
+  }
   std::string text() const {
     require(value_.is_string(), ErrorCode::kConfig, place_, " is no text");
     return value_.get<std::string>();
@@ -134,6 +144,14 @@ std::optional<LossScalerState> read_scaler(const Reader& root) {
                          .good_steps = from["good_steps"].number(),
                          .hysteresis_left = from["hysteresis_left"].number(),
                          .skipped = from["skipped"].number()};
+}
+
+std::optional<BestEvaluation> read_best(const Reader& root) {
+  if (!root.has("best_evaluation")) return std::nullopt;
+  const Reader from = root["best_evaluation"];
+  return BestEvaluation{.loss = from["loss"].finite(),
+                        .step = from["step"].number(),
+                        .without_improvement = from["without_improvement"].number()};
 }
 
 SavedParameter read_parameter(const Reader& from) {
@@ -258,6 +276,7 @@ Manifest read_root(std::string_view text, const Reader& root) {
   Manifest manifest{.step = root["step"].number(),
                     .samples = root["samples"].number(),
                     .loss_scaler = read_scaler(root),
+                    .best = read_best(root),
                     .model = root["model"].named_texts(),
                     .data = root["data"].named_texts(),
                     .optimizer = root["optimizer"].named_texts(),
@@ -327,6 +346,7 @@ std::string to_text(const Manifest& manifest) {
             {"parameters", parameters},
             {"files", files}};
   if (manifest.loss_scaler) root["loss_scaler"] = to_json(*manifest.loss_scaler);
+  if (manifest.best) root["best_evaluation"] = to_json(*manifest.best);
   // A line for each item of an array, so that people can read it and its size stays sensible.
   std::string text = "{";
   for (const auto& [key, value] : root.items()) {

@@ -68,6 +68,13 @@ nlohmann::ordered_json json_of(const std::vector<NamedText>& values) {
   return object;
 }
 
+nlohmann::ordered_json json_of(const std::optional<BestEvaluation>& best) {
+  if (!best) return nullptr;
+  return {{"loss", best->loss},
+          {"step", best->step},
+          {"without_improvement", best->without_improvement}};
+}
+
 void write_checkpoint_json(const std::string& path, const Manifest& manifest) {
   auto states = nlohmann::ordered_json::object();
   for (const auto& [name, sum] : states_of(manifest)) {
@@ -82,6 +89,7 @@ void write_checkpoint_json(const std::string& path, const Manifest& manifest) {
                          {"step", manifest.step},
                          {"samples", manifest.samples},
                          {"bytes", total_bytes(manifest)},
+                         {"best_evaluation", json_of(manifest.best)},
                          {"model", json_of(manifest.model)},
                          {"data", json_of(manifest.data)},
                          {"optimizer", json_of(manifest.optimizer)},
@@ -111,6 +119,13 @@ int inspect_checkpoint(const CheckpointRequest& request) {
   std::cout << path << ": step " << manifest.step << ", " << manifest.samples << " samples read, "
             << format_bytes(total_bytes(manifest)) << " in " << manifest.files.size()
             << (manifest.files.size() == 1 ? " file\n" : " files\n");
+  if (const auto& best = manifest.best) {
+    std::cout << "best      evaluation loss " << fixed(best->loss, 4) << " at step " << best->step;
+    if (best->without_improvement > 0) {
+      std::cout << ", no better for " << counted(best->without_improvement, "evaluation");
+    }
+    std::cout << "\n";
+  }
   print_values("model", manifest.model);
   print_values("data", manifest.data);
   print_values("optimizer", manifest.optimizer);
@@ -127,6 +142,7 @@ int inspect_checkpoint(const CheckpointRequest& request) {
 int list_folder(const CheckpointRequest& request) {
   const auto found = list_checkpoints(request.path);
   const std::string newest = find_checkpoint(request.path);
+  const std::string best = find_best_checkpoint(request.path);
   require(!newest.empty(), ErrorCode::kNotFound, "there is no checkpoint in '", request.path, "'");
   TextTable table({"checkpoint", "step", "bytes", ""});
   std::string damages;
@@ -135,7 +151,8 @@ int list_folder(const CheckpointRequest& request) {
     const bool whole = damage.empty();
     table.add({checkpoint.path, with_commas(checkpoint.step),
                whole ? format_bytes(total_bytes(read_manifest(checkpoint.path))) : "",
-               concat(checkpoint.path == newest ? "latest" : "", whole ? "" : " damaged")});
+               concat(checkpoint.path == newest ? "latest" : "",
+                      checkpoint.path == best ? " best" : "", whole ? "" : " damaged")});
     if (!whole) damages += damage + "\n";
   }
   table.print(std::cout);

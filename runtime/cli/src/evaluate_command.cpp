@@ -67,11 +67,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
   if (launcher.process != 0) return kExitGood;
   if (wants_log(config)) write_log(config, model, record);
   if (config.get<std::string>("format") == "json") {
-    write_json(std::cout, {{"kind", "evaluation"},
-                           {"step", record.step},
-                           {"loss", record.loss},
-                           {"perplexity", record.perplexity},
-                           {"tokens", record.tokens}});
+    write_json(std::cout, to_json(record));
     return kExitGood;
   }
   std::cout << model.name << ", parameters "

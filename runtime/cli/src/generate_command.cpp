@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 
+#include "chat.h"
 #include "command_line.h"
 #include "commands.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "launch/same_run.h"
 #include "sample.h"
+#include "terminal.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
@@ -85,12 +87,37 @@ GenerateSettings generate_settings() {
                            "what a user says, instead of --prompt: the chat template renders it, "
                            "and the model's answer is written",
                        .group = "Sample"});
+  all.flags.push_back({.name = "chat",
+                       .type = SettingType::kFlag,
+                       .fallback = false,
+                       .help =
+                           "a conversation: reads lines, and writes the model's answer to each, "
+                           "by its chat template; /reset begins anew, /exit or Ctrl-D ends",
+                       .group = "Sample"});
+  all.flags.push_back({.name = "system",
+                       .help = "what the system message of --chat or --message says",
+                       .group = "Sample"});
+  all.flags.push_back(
+      {.name = "context_tokens",
+       .type = SettingType::kInteger,
+       .help =
+           "how many tokens of a conversation the model sees, the last ones [as many as it can, "
+           "at most 4096]",
+       .group = "Sample",
+       .minimum = 1,
+       .maximum = 1 << 24});
+  all.flags.push_back(
+      {.name = "cache",
+       .type = SettingType::kFlag,
+       .fallback = true,
+       .help = "keep keys and values of the text, so that a token takes a pass over itself alone; "
+               "false: over the whole text, whose rounding is another one",
+       .group = "Machine"});
   all.flags.push_back(
       {.name = "tokens",
        .type = SettingType::kInteger,
-       .fallback = 200,
-       .help = "length of the text, in tokens, each of which is a pass over prompt and text; an "
-               "end-of-text token ends it earlier",
+       .help = "length of the text in tokens, or of each answer of --chat; an end-of-text token "
+               "ends it earlier [200; of --chat 1024]",
        .group = "Sample",
        .minimum = 1,
        .maximum = 1 << 20});
@@ -134,20 +161,58 @@ GptConfig held_model(Config& config, const PretrainedGpt& pretrained) {
   return gpt;
 }
 
-/// --message as the text that an assistant goes on with, in place of --prompt. Tokens that end the
-/// answer are added to `ends`.
-void render_message(Config& config, const Tokenizer* tokenizer, std::vector<std::int32_t>& ends) {
-  require(!config.given("prompt"), ErrorCode::kConfig,
-          "--prompt and --message both begin the text; give one of them");
+std::string text_of(const Config& config, const char* setting) {
+  return config.is_null(setting) ? "" : config.get<std::string>(setting);
+}
+
+/// The template by which --message or --chat is rendered, if one is given.
+std::optional<ChatTemplate> open_template(const Config& config) {
+  const bool is_chat = config.get<bool>("chat");
+  const char* const flag = is_chat ? "--chat" : "--message";
+  if (!is_chat && config.is_null("message")) {
+    require(config.is_null("system"), ErrorCode::kConfig,
+            "--system begins a conversation; give --chat or --message TEXT, too");
+    return std::nullopt;
+  }
+  require(!config.given("prompt"), ErrorCode::kConfig, "--prompt and ", flag,
+          " both begin the text; give one of them");
+  require(!is_chat || config.is_null("message"), ErrorCode::kConfig,
+          "--chat reads messages, and --message is one; give one of them");
   const std::optional<ChatTemplateOptions> options = chat_template_of(config);
-  require(options.has_value(), ErrorCode::kConfig,
-          "--message needs a chat template, and there is none beside --tokenizer or in the folder "
-          "of --init; give --chat-template FILE");
-  const ChatTemplate chat(*options);
-  config.set_effective("prompt", chat.question(config.get<std::string>("message")));
-  const std::string end = chat.special_token("eos_token");
-  const auto id = tokenizer == nullptr ? std::nullopt : tokenizer->id_of(end);
-  if (id) ends.push_back(*id);
+  require(
+      options.has_value(), ErrorCode::kConfig, flag,
+      " needs a chat template, and there is none beside --tokenizer or in the folder of --init; "
+      "give --chat-template FILE");
+  return ChatTemplate(*options);
+}
+
+/// Positions that the cache, and a pass over a whole text, have room for.
+std::int64_t window_of(const Config& config, const GptConfig& gpt, std::int64_t prompt) {
+  constexpr std::int64_t kMostOfChat = 4096;
+  const std::int64_t most = gpt.context_length - gpt.adapter.prompt_tokens();
+  if (!config.get<bool>("chat")) {
+    const auto tokens = config.get<std::int64_t>("tokens");
+    return std::clamp<std::int64_t>(prompt + tokens - 1, 1, most);
+  }
+  if (config.is_null("context_tokens")) return std::min(most, kMostOfChat);
+  const auto wanted = config.get<std::int64_t>("context_tokens");
+  require(wanted <= most, ErrorCode::kConfig, "--context-tokens ", wanted,
+          " is more than this model takes, ", most);
+  return wanted;
+}
+
+/// What the user should know before the first token.
+void print_notes(const Config& config, const PretrainedGpt& pretrained, const GptConfig& held,
+                 std::int64_t text_tokens, std::int64_t window) {
+  const std::string decoding =
+      describe_decoding(held, pretrained, config.get<std::string>("precision"));
+  const auto note = [](const std::string& text) {
+    std::cerr << for_reader(inspect(stderr), "note: " + text, 2) << "\n";
+  };
+  if (!decoding.empty()) note(concat("'", pretrained.path(), "': ", decoding));
+  if (text_tokens <= window) return;
+  note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
+              window, ": once there are more, each token takes a pass over all of those"));
 }
 
 int run_generate(Config config, const Launcher& launcher) {
@@ -160,29 +225,41 @@ int run_generate(Config config, const Launcher& launcher) {
   require(text.no_text.empty(), ErrorCode::kConfig, text.no_text);
   const Tokenizer* const tokenizer = text.tokenizer ? &*text.tokenizer : nullptr;
   if (tokenizer != nullptr) config.set_effective("tokenizer", text.path);
+  const bool is_chat = config.get<bool>("chat");
+  if (config.is_null("tokens")) config.set_effective("tokens", is_chat ? 1024 : 200);
   const auto tokens = config.get<std::int64_t>("tokens");
   std::vector<std::int32_t> ends = end_tokens_of(pretrained.path());
   if (text.end_token) ends.push_back(*text.end_token);
-  const bool is_chat = !config.is_null("message");
-  if (is_chat) render_message(config, tokenizer, ends);
-  const PromptKind kind = is_chat ? PromptKind::kChat : PromptKind::kWithSpecialTokens;
+  const std::optional<ChatTemplate> chat = open_template(config);
+  PromptKind kind = PromptKind::kWithSpecialTokens;
+  if (chat) {
+    kind = PromptKind::kChat;
+    const auto id =
+        tokenizer == nullptr ? std::nullopt : tokenizer->id_of(chat->special_token("eos_token"));
+    if (id) ends.push_back(*id);
+    if (!is_chat) {
+      Conversation conversation(*chat, text_of(config, "system"));
+      config.set_effective("prompt", conversation.ask(config.get<std::string>("message")));
+    }
+  }
   const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer, kind).size());
   const GptConfig held = held_model(config, pretrained);
-  GptGeneration gpt(
-      held, std::clamp<std::int64_t>(
-                prompt + tokens - 1, 1,
-                pretrained.config().context_length - pretrained.config().adapter.prompt_tokens()));
+  const bool caches = config.get<bool>("cache") && held.head_width_used() <= kMaxHeadWidth;
+  GptGeneration gpt(held, window_of(config, pretrained.config(), prompt),
+                    caches ? GptGeneration::Cache::kKeysAndValues : GptGeneration::Cache::kNone);
   TrainerOptions options = forward_options(config, pretrained);
   join_world(launcher, config, options);
   if (options.world != nullptr) {
+    require(!is_chat || options.world->processes() == 1, ErrorCode::kConfig,
+            "--chat reads lines in one process; leave out the launcher, --ranks N takes threads of "
+            "this process");
     require_same_program(*options.world);
     require_same_settings(config, options, pretrained.identity());
   }
-  const InterruptGuard interrupt;
-  const std::string decoding =
-      describe_decoding(held, pretrained, config.get<std::string>("precision"));
-  if (!decoding.empty() && launcher.process == 0) {
-    std::cerr << "note: '" << pretrained.path() << "': " << decoding << "\n";
+  std::optional<InterruptGuard> guard(std::in_place);
+  const InterruptGuard& interrupt = *guard;
+  if (launcher.process == 0) {
+    print_notes(config, pretrained, held, is_chat ? 0 : prompt + tokens - 1, gpt.window());
   }
   options.host_work = interruptible_work();
   std::optional<Session> session;
@@ -194,13 +271,26 @@ int run_generate(Config config, const Launcher& launcher) {
   }
   bool stopped = false;
   const auto next_logits = [&](std::span<const std::int32_t> context) {
-    gpt.set_context(context, interrupt.signal() != 0 || !std::cout.good());
+    gpt.set_context(context, received_signal() != 0 || !std::cout.good());
     stopped = session->evaluate().loss > 0.0;
     return gpt.logits();
   };
+  if (is_chat) {
+    if (interrupt.signal() != 0) return kExitSignal + interrupt.signal();
+    guard.reset();  // whoever types ends the program by Ctrl-C, an answer by the same
+    return run_chat({.chat = *chat,
+                     .system = text_of(config, "system"),
+                     .sampling = sampling_options(config),
+                     .tokens = tokens,
+                     .window = gpt.window(),
+                     .tokenizer = tokenizer,
+                     .ends = ends,
+                     .next_logits = next_logits,
+                     .stopped = [&] { return stopped; }});
+  }
   std::ostream nowhere(nullptr);
   write_text(config, next_logits, tokenizer, kind, ends,
-             {.tokens = tokens, .context_length = gpt.window()},
+             {.tokens = tokens, .context = gpt.window()},
              launcher.process == 0 ? std::cout : nowhere, [&] { return !stopped; });
   if (launcher.process == 0) std::cout << std::endl;
   return interrupt.signal() != 0 ? kExitSignal + interrupt.signal() : kExitGood;

@@ -390,7 +390,12 @@ std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
     const std::filesystem::path file(tokenizer);
     folders.push_back(file.has_parent_path() ? file.parent_path().string() : ".");
   }
-  if (!config.is_null("init")) folders.push_back(config.get<std::string>("init"));
+  if (!config.is_null("init")) {
+    folders.push_back(config.get<std::string>("init"));
+    // Of a folder of checkpoints, that which is meant.
+    folders.push_back(find_checkpoint(folders.back()));
+  }
+  std::erase(folders, "");
   ChatTemplateOptions options;
   if (!config.is_null("chat_template")) options.path = config.get<std::string>("chat_template");
   for (const std::string& folder : folders) {
@@ -487,7 +492,7 @@ void choose_steps(Config& config, const TokenDataset& dataset) {
 
 std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice) {
   if (config.is_null("eval_data")) {
-    for (const char* const setting : {"eval_tokens", "eval_every"}) {
+    for (const char* const setting : {"eval_tokens", "eval_every", "patience", "save_best"}) {
       require(!config.is_typed(setting), ErrorCode::kConfig, flag_name(setting),
               " needs --eval-data, the data to evaluate on");
     }

@@ -44,8 +44,10 @@ bool wants_full_state(const Config& config) {
 /// The checkpoint that the run goes on from; "" if there is none.
 std::string resumed_checkpoint(const Config& config) {
   const std::string resume = text_of(config, "resume");
+  const std::string saved = text_of(config, "save");
+  if (resume == "best") return saved.empty() ? "" : find_best_checkpoint(saved);
   const bool is_newest = resume == "latest" || resume == "auto";
-  const std::string folder = is_newest ? text_of(config, "save") : resume;
+  const std::string folder = is_newest ? saved : resume;
   return folder.empty() ? "" : find_checkpoint(folder);
 }
 

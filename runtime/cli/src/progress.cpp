@@ -33,8 +33,9 @@ std::string skipped_so_far(const StepRecord& record) {
 
 }  // namespace
 
-Progress::Progress(std::int64_t steps, bool quiet, bool verbose)
+Progress::Progress(std::int64_t steps, std::int64_t patience, bool quiet, bool verbose)
     : steps_(steps),
+      patience_(patience),
       quiet_(quiet),
       verbose_(verbose),
       bar_(open_bar()),
@@ -73,8 +74,10 @@ void Progress::evaluation(const EvaluationRecord& record) {
   if (quiet_) return;
   const std::lock_guard lock(mutex_);
   end_line();
-  std::fprintf(stderr, "evaluation after step %lld: %s\n", static_cast<long long>(record.step),
-               describe_evaluation(record).c_str());
+  const std::string best = describe_best(record, patience_);
+  const std::string text = concat("evaluation after step ", record.step, ": ",
+                                  describe_evaluation(record), best.empty() ? "" : "; ", best);
+  std::fprintf(stderr, "%s\n", for_reader(inspect(stderr), text, 2).c_str());
 }
 
 void Progress::checkpoint(const SaveRecord& record) {

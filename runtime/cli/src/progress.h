@@ -19,7 +19,8 @@ namespace tessera::cli {
 /// and every tenth of the way (verbose: for every step, always).
 class Progress {
  public:
-  Progress(std::int64_t steps, bool quiet, bool verbose);
+  /// `patience`: see TrainerOptions.
+  Progress(std::int64_t steps, std::int64_t patience, bool quiet, bool verbose);
   /// Ends the line, so that what comes next starts on its own.
   ~Progress();
   Progress(const Progress&) = delete;
@@ -41,7 +42,7 @@ class Progress {
   void end_line();
   void draw_work(const WorkReport::Shown& shown);
 
-  std::int64_t steps_;
+  std::int64_t steps_, patience_;
   bool quiet_;
   bool verbose_;
   std::FILE* bar_;  ///< where the line that rewrites itself is drawn

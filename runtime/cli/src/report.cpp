@@ -151,11 +151,36 @@ std::vector<std::string> learning_rate_notes(const Config& config,
 }
 
 std::string describe_evaluation(const EvaluationRecord& record, int decimals) {
+  const auto accuracy = record.token_accuracy();
   return concat("loss ", fixed(record.loss, decimals), ", perplexity ", fixed(record.perplexity, 2),
-                " on ", with_commas(record.tokens),
+                accuracy ? concat(", accuracy ", fixed(100.0 * *accuracy, 2), " %") : "", " on ",
+                with_commas(record.tokens),
                 record.positions > record.tokens
                     ? concat(" targets of ", with_commas(record.positions), " positions")
                     : " tokens");
+}
+
+std::string describe_best(const EvaluationRecord& record, std::int64_t patience) {
+  if (!record.best) return "";
+  const BestEvaluation& best = *record.best;
+  const auto at_step = [](const BestEvaluation& one) {
+    return concat(fixed(one.loss, 4), " at step ", one.step);
+  };
+  std::string text;
+  if (best.step == record.step) {
+    text = "best so far";
+    if (record.best_before) text += concat(" (", at_step(*record.best_before), ")");
+  } else {
+    text = concat("the best is ", at_step(best));
+  }
+  if (best.without_improvement == 0) return text;
+  const auto count = static_cast<long long>(best.without_improvement);
+  const std::string evaluations = patience > 0
+                                      ? concat(count, " of ", counted(patience, "evaluation"))
+                                      : counted(count, "evaluation");
+  return best.step == record.step
+             ? concat(text, ", by no more than --min-improvement for ", evaluations)
+             : concat(text, ", no better for ", evaluations);
 }
 
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced) {
@@ -265,7 +290,15 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   if (summary.evaluation) {
-    out << "evaluated " << describe_evaluation(*summary.evaluation) << "\n";
+    out << wrapped("evaluated " + describe_evaluation(*summary.evaluation), kColumns, kIndent)
+        << "\n";
+    if (const auto& best = summary.evaluation->best) {
+      const CheckpointOptions& saves = plan.options.checkpoints;
+      out << wrapped(concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
+                            saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
+                     kColumns, kIndent)
+          << "\n";
+    }
   }
   const SpeedRates rates{summary.tokens_per_second, summary.positions_per_second};
   std::string speed = "speed     " + describe_speed(rates);

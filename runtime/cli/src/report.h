@@ -20,6 +20,9 @@ std::vector<std::string> learning_rate_notes(const Config& config,
                                              const LearningRateSchedule& schedule);
 /// "loss 3.1415, perplexity 23.14 on 4,096 tokens".
 std::string describe_evaluation(const EvaluationRecord& record, int decimals = 4);
+/// "best so far (2.3410 at step 200)" or "the best is 2.3140 at step 300, no better for 1 of 3
+/// evaluations"; "" where evaluations are not compared.
+std::string describe_best(const EvaluationRecord& record, std::int64_t patience);
 /// "trace     3 steps in FILE; ...", or why there is none; "" if none was asked for.
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".

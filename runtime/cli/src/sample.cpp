@@ -138,13 +138,49 @@ std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* t
   return tokenizer->encode(text, kind == PromptKind::kWithSpecialTokens);
 }
 
+GenerateOptions sampling_options(const Config& config) {
+  return {.temperature = config.get<float>("temperature"),
+          .top_k = config.get<int>("top_k"),
+          .top_p = config.get<float>("top_p"),
+          .seed = config.get<std::uint64_t>("seed")};
+}
+
+namespace {
+
+/// Adds what follows `prompt` to the stream, and returns it.
+Continuation continue_in(TextStream& stream, const GenerateOptions& options,
+                         std::span<const std::int32_t> prompt, const NextLogits& next_logits,
+                         const Tokenizer* tokenizer, std::span<const std::int32_t> ends,
+                         const std::function<bool()>& go_on) {
+  Continuation text;
+  generate(options, prompt, next_logits, [&](std::int32_t token) {
+    text.has_ended = (tokenizer != nullptr && token == tokenizer->end_of_text()) ||
+                     std::ranges::find(ends, token) != ends.end();
+    if (text.has_ended) return false;
+    text.tokens.push_back(token);
+    stream.add(token);
+    return go_on();
+  });
+  stream.finish();
+  return text;
+}
+
+}  // namespace
+
+Continuation write_continuation(const GenerateOptions& options,
+                                std::span<const std::int32_t> prompt, const NextLogits& next_logits,
+                                const Tokenizer* tokenizer, std::span<const std::int32_t> ends,
+                                std::ostream& out, const std::function<bool()>& go_on) {
+  TextStream stream(tokenizer, out);
+  return continue_in(stream, options, prompt, next_logits, tokenizer, ends, go_on);
+}
+
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                PromptKind kind, std::span<const std::int32_t> ends, GenerateOptions options,
+                PromptKind kind, std::span<const std::int32_t> ends, const TextLength& length,
                 std::ostream& out, const std::function<bool()>& go_on) {
-  options.temperature = config.get<float>("temperature");
-  options.top_k = config.get<int>("top_k");
-  options.top_p = config.get<float>("top_p");
-  options.seed = config.get<std::uint64_t>("seed");
+  GenerateOptions options = sampling_options(config);
+  options.tokens = length.tokens;
+  options.context_length = length.context;
   const std::vector<std::int32_t> prompt = prompt_tokens(config, tokenizer, kind);
   TextStream stream(tokenizer, out);
   if (kind != PromptKind::kChat) {
@@ -152,13 +188,7 @@ void write_text(const Config& config, const NextLogits& next_logits, const Token
       stream.add(token);
     }
   }
-  generate(options, prompt, next_logits, [&](std::int32_t token) {
-    if (tokenizer != nullptr && token == tokenizer->end_of_text()) return false;
-    if (std::ranges::find(ends, token) != ends.end()) return false;
-    stream.add(token);
-    return go_on();
-  });
-  stream.finish();
+  continue_in(stream, options, prompt, next_logits, tokenizer, ends, go_on);
 }
 
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
@@ -170,11 +200,11 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   };
   std::ostringstream text;
   // Positions beyond were never trained.
-  write_text(config, next_logits, choice.text.tokenizer ? &*choice.text.tokenizer : nullptr,
-             PromptKind::kPlain, {},
-             {.tokens = config.get<std::int64_t>("sample_tokens"),
-              .context_length = choice.sequence_length},
-             text, go_on);
+  write_text(
+      config, next_logits, choice.text.tokenizer ? &*choice.text.tokenizer : nullptr,
+      PromptKind::kPlain, {},
+      {.tokens = config.get<std::int64_t>("sample_tokens"), .context = choice.sequence_length},
+      text, go_on);
   return text.str();
 }
 

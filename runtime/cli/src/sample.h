@@ -32,11 +32,30 @@ enum class PromptKind : std::uint8_t { kPlain, kWithSpecialTokens, kChat };
 std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer,
                                         PromptKind kind);
 
-/// Writes --prompt and what the model continues it with, token by token and safe to show, until
-/// there are as many as asked for, one of `ends` or the tokenizer's end-of-text token comes, or
-/// `go_on` says no. Draws by the settings of sample_settings() and --seed.
+/// What --temperature, --top-k, --top-p and --seed say.
+GenerateOptions sampling_options(const Config& config);
+
+/// What a model has written.
+struct Continuation {
+  std::vector<std::int32_t> tokens{};
+  bool has_ended = false;  ///< by a token that ends a text, which is not among them
+};
+/// Writes what the model continues `prompt` with, token by token and safe to show, until there are
+/// as many as asked for, one of `ends` or the tokenizer's end-of-text token comes, or `go_on` says
+/// no.
+Continuation write_continuation(const GenerateOptions& options,
+                                std::span<const std::int32_t> prompt, const NextLogits& next_logits,
+                                const Tokenizer* tokenizer, std::span<const std::int32_t> ends,
+                                std::ostream& out, const std::function<bool()>& go_on);
+
+/// In tokens; see GenerateOptions.
+struct TextLength {
+  std::int64_t tokens = 0, context = 0;
+};
+/// Writes --prompt and what the model continues it with, as write_continuation(). Draws by the
+/// settings of sample_settings() and --seed.
 void write_text(const Config& config, const NextLogits& next_logits, const Tokenizer* tokenizer,
-                PromptKind kind, std::span<const std::int32_t> ends, GenerateOptions options,
+                PromptKind kind, std::span<const std::int32_t> ends, const TextLength& length,
                 std::ostream& out, const std::function<bool()>& go_on);
 
 /// What the model continues the prompt with, prompt included, safe to show; asked after each token

@@ -196,8 +196,8 @@ struct PreparedRun {
 /// Trains to the end or to a signal, and tells and writes every step.
 TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
                       double peak_flops, const InterruptGuard& interrupt, ModelExport& exported) {
-  Progress progress(run.plan().options.steps, run.config.get<bool>("quiet"),
-                    run.config.get<bool>("verbose"));
+  Progress progress(run.plan().options.steps, run.plan().options.patience,
+                    run.config.get<bool>("quiet"), run.config.get<bool>("verbose"));
   std::optional<WorkWatch> watch;
   const bool shows = run.launcher.process == 0 && !run.config.get<bool>("quiet");
   if (shows) watch.emplace(*run.plan().options.host_work, progress);
@@ -237,7 +237,14 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
   if (!utilisation.note.empty()) outputs.note(utilisation.note);
   outputs.end(plan, summary, measurements);
   if (run.config.get<bool>("quiet")) return;
-  if (summary.last_step < plan.options.steps) {
+  if (summary.stopped_early) {
+    const BestEvaluation& best = *summary.evaluation->best;
+    std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps
+              << ": no better "
+              << (plan.options.min_improvement > 0.0 ? "by more than --min-improvement " : "")
+              << "for " << counted(best.without_improvement, "evaluation")
+              << "; the best is of step " << best.step << "\n";
+  } else if (summary.last_step < plan.options.steps) {
     std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps << "\n";
   }
   if (const std::string note = describe_trace(plan.options, summary.traced_steps); !note.empty()) {
@@ -260,13 +267,28 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
             << "\n";
 }
 
-/// The checkpoint of the last step, if --resume auto finds it: nothing is left to train. "" else.
+/// The checkpoint of the last step, or of that at which --patience has stopped the run, if --resume
+/// auto finds it: nothing is left to train. "" else.
 std::string finished_run(const Config& config) {
   if (config.is_null("save") || config.is_null("resume")) return "";
   if (config.get<std::string>("resume") != "auto") return "";
   std::string newest = find_whole_checkpoint(config.get<std::string>("save")).path;
   if (newest.empty()) return "";
-  return read_manifest(newest).step >= config.get<std::int64_t>("steps") ? newest : "";
+  const Manifest manifest = read_manifest(newest);
+  const auto patience = config.get<std::int64_t>("patience");
+  const bool has_stopped =
+      patience > 0 && manifest.best && manifest.best->without_improvement >= patience;
+  return has_stopped || manifest.step >= config.get<std::int64_t>("steps") ? newest : "";
+}
+
+/// Of a run that keeps its best checkpoint and has exported another; "" if it is the same.
+std::string better_than_exported(const TrainingPlan& plan, const TrainingSummary& summary) {
+  const CheckpointOptions& saves = plan.options.checkpoints;
+  if (!saves.save_best || !summary.evaluation || !summary.evaluation->best) return "";
+  const std::int64_t best = summary.evaluation->best->step;
+  if (best == summary.last_step) return "";
+  return concat("          That is of step ", summary.last_step, "; the best is of step ", best,
+                ": tessera checkpoint convert ", saves.folder, "/best FOLDER");
 }
 
 /// What our launcher has started, it ends.
@@ -315,6 +337,7 @@ int run_train(Config config) {
   const std::vector<std::string> folders = exported.finish();
   // Schedulers ask so for a run to end early, and take what follows for a failure or not.
   const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
+  const std::string better = folders.empty() ? "" : better_than_exported(run.plan(), summary);
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
@@ -323,6 +346,7 @@ int run_train(Config config) {
                               10)
                 << "\n";
     }
+    if (!better.empty()) std::cout << for_reader(inspect(stdout), better, 10) << "\n";
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
   return kExitSignal + interrupt.signal();

@@ -42,6 +42,7 @@ std::string precision(const std::string& text) {
 std::string fp16(const std::string& text) { return is_true(text) ? "fp16" : "fp32"; }
 std::string bf16(const std::string& text) { return is_true(text) ? "bf16" : "fp32"; }
 std::string recompute(const std::string& text) { return is_true(text) ? "full" : "none"; }
+std::string negated(const std::string& text) { return is_true(text) ? "false" : "true"; }
 std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
 
 std::string bind_to_nodes(const std::string& text) { return is_true(text) ? "numa" : "auto"; }
@@ -183,9 +184,18 @@ constexpr Alias kAliases[] = {
     {"--checkpoint", "--init"},
     {"--init-from", "--init"},
 
+    // Generation.
+    {"--max-new-tokens", "--tokens"},
+    {"--use-cache", "--cache", nullptr, true},
+    {"--no-cache", "--cache", negated, true},
+    {"--system-prompt", "--system"},
+
     // Evaluation.
     {"--eval-steps", "--eval-every"},
     {"--eval-interval", "--eval-every"},
+    {"--load-best-model-at-end", "--save-best", nullptr, true},
+    {"--early-stopping-patience", "--patience"},
+    {"--early-stopping-threshold", "--min-improvement"},
 
     // The optimizer.
     {"--optim", "--optimizer", optimizer_name},
@@ -302,6 +312,8 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--dynamo-", kNoCompiler, true},
     {"--fp8-", "computation is in fp32, bf16 or fp16 (--precision)"},
     {"--fp16-", "what there is of fp16 is in --precision fp16 and --loss-scale"},
+    {"--metric-for-best-model", "the best checkpoint is that of the lowest evaluation loss", true},
+    {"--greater-is-better", "the best checkpoint is that of the lowest evaluation loss", true},
     {"--warmup-ratio", "say how many steps: --warmup-steps"},
     {"--output-dir",
      "say where each output goes: --save, --export, --log, --csv and --tensorboard"},

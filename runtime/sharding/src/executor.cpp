@@ -83,7 +83,10 @@ class Executor::Impl {
         lanes_(memory.device(), groups, options_, schedules_of(programs)),
         exchange_(layout_, options_.optimizer.clip_norm,
                   options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
-                  memory, options_.steps_in_flight, state.is_offloaded()) {
+                  memory, options_.steps_in_flight, state.is_offloaded(),
+                  std::ranges::any_of(programs, [](const Program& program) {
+                    return program.schedule->purpose == Purpose::kEvaluate;
+                  })) {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
@@ -321,7 +324,8 @@ void Executor::Impl::prepare(Memory& memory) {
   compute->lend_scratch(scratch_.view().data, static_cast<std::size_t>(kCudaScratchBytes));
   for (const auto& program : programs_) {
     if (program->has_snapshot) continue;  // the passes of a program before it
-    program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), *compute);
+    program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), exchange_.hits(),
+                            *compute);
   }
 }
 
@@ -513,6 +517,8 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
     result.items += finish_step().items;
     const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
+    result.correct += exchange_.hits(0)[0];
+    result.classified += exchange_.hits(0)[1];
     if (after_batch) after_batch(step);
   }
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));

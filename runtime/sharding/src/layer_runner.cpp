@@ -55,19 +55,27 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
     parameters_.emplace_back(layer.parameters.size());
   }
   const int layers = static_cast<int>(schedule.layers.size());
+  for (int l = 0; schedule.purpose == Purpose::kEvaluate && l < layers; ++l) {
+    const Layer& layer = *model.layers[static_cast<std::size_t>(l)];
+    const std::int64_t numel = layer.kept_numel();
+    kept_.push_back(numel == 0 ? Tensor()
+                               : Tensor::empty(memory, Shape{numel}, schedule.parameter_dtype,
+                                               MemoryCategory::kActivations,
+                                               concat("what ", layer.name(), " keeps")));
+  }
   for (int l = 0; l < layers; ++l) waits_on_host_.push_back(schedule.input_on_host(l) >= 0);
   if (std::ranges::find(waits_on_host_, char{1}) == waits_on_host_.end()) return;
   inputs_.resize(schedule.buffers.size());
 }
 
 void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_sum,
-                          Stream& stream) {
+                          const TensorView& hits, Stream& stream) {
   const KernelTable plans = planning(*kernels_);
   const KernelTable* const real = std::exchange(kernels_, &plans);
   for (const Action& action : schedule_.actions) {
     if (action.operation == &operations::kForward) forward(action, stream);
     if (action.operation == &operations::kForwardLoss)
-      forward_loss(action, loss_scale, loss_sum, stream);
+      forward_loss(action, loss_scale, loss_sum, hits, stream);
     if (action.operation == &operations::kLoss) loss(action, loss_scale, loss_sum, stream);
     if (action.operation == &operations::kLossBackward) loss_backward(action, loss_scale, stream);
     if (action.operation == &operations::kBackward) backward(action, stream);
@@ -183,26 +191,29 @@ const Batch* LayerRunner::batch_of(const Action& a) const {
   return batch == nullptr ? nullptr : &batches_.at(schedule_.buffer(*batch).micro_step);
 }
 
-std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, bool record,
-                                             const TensorView& loss_scale, Stream& stream) {
-  const Batch* const batch = batch_of(a);
+TapeOptions LayerRunner::tape_options(const Action& a, bool record,
+                                      const TensorView& loss_scale) const {
   const std::string& name = model_.layers[static_cast<std::size_t>(a.layer)]->name();
-  return std::make_unique<Tape>(
-      memory_, stream, batch != nullptr ? *batch : Batch{},
-      TapeOptions{
-          .record = record,
+  return {.record = record,
           .selective = schedule_.policy.recompute == Recompute::kSelective,
           .training = schedule_.purpose == Purpose::kTrain,
           .loss_scale = loss_scale,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),
           .first_sample = keys_ != nullptr ? keys_->first_sample(a.micro_step) : TensorView(),
           .loss_backward_apart = a.operation == &operations::kForwardLoss,
-          .without_batch = batch != nullptr ? std::string_view() : name,
+          .without_batch = batch_of(a) != nullptr ? std::string_view() : name,
           .samples = options_.micro_batch,
+          .kept = kept_.empty() ? TensorView() : kept_[static_cast<std::size_t>(a.layer)].view(),
           .threads = options_.threads,
           .device = options_.device,
           .cuda_kernels = options_.cuda_kernels,
-          .kernels = kernels_});
+          .kernels = kernels_};
+}
+
+std::unique_ptr<Tape> LayerRunner::make_tape(const Action& a, const TapeOptions& options,
+                                             Stream& stream) {
+  const Batch* const batch = batch_of(a);
+  return std::make_unique<Tape>(memory_, stream, batch != nullptr ? *batch : Batch{}, options);
 }
 
 Value LayerRunner::input_of(int layer, Tape& tape, Tensor flowing) const {
@@ -225,7 +236,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
       schedule_.purpose == Purpose::kTrain && a.layer >= schedule_.first_backward_layer;
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
-  auto tape = make_tape(a, record, {}, stream);
+  auto tape = make_tape(a, tape_options(a, record, {}), stream);
   Tensor flowing = take_input(a);
   const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
@@ -262,10 +273,12 @@ Tensor LayerRunner::gradient_of_losses(Tape& tape, const Shape& losses,
 }
 
 void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
-                               const TensorView& loss_sum, Stream& stream) {
+                               const TensorView& loss_sum, const TensorView& hits, Stream& stream) {
   const Operand* const keeps = schedule_.find(a.writes, BufferKind::kActivation);
   const bool record = keeps != nullptr && !recomputes(a.layer);
-  auto tape = make_tape(a, record, record ? loss_scale : TensorView(), stream);
+  TapeOptions options = tape_options(a, record, record ? loss_scale : TensorView());
+  if (!record) options.hits = hits;
+  auto tape = make_tape(a, options, stream);
   Activation kept;
   Tensor flowing = take_input(a);
   if (keeps != nullptr && !record) kept.input = flowing;
@@ -285,7 +298,7 @@ void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
 void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const TensorView& loss_sum,
                        Stream& stream) {
   begin_gradients(a, stream);
-  const auto tape = make_tape(a, true, loss_scale, stream);
+  const auto tape = make_tape(a, tape_options(a, true, loss_scale), stream);
   Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
   Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
@@ -308,7 +321,7 @@ LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const Tensor
   Activation kept = take_kept(buffer);
   const std::span<Parameter> parameters = bind(a);
   if (!recomputes(a.layer)) return kept;
-  kept.tape = make_tape(a, true, loss_scale, stream);
+  kept.tape = make_tape(a, tape_options(a, true, loss_scale), stream);
   const auto layer = static_cast<std::size_t>(a.layer);
   Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
   const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));

@@ -24,13 +24,16 @@ class LayerRunner {
   /// Runs the layers of a step without their kernels, which only make their plans: what a step
   /// would have to do once, or take from the device, is done and there. Host thread, before the
   /// first step; memory comes and goes as in a step.
-  void prepare(const TensorView& loss_scale, const TensorView& loss_sum, Stream& stream);
+  void prepare(const TensorView& loss_scale, const TensorView& loss_sum, const TensorView& hits,
+               Stream& stream);
 
   // `action` is a pass of the schedule through one layer.
   void forward(const Action& action, Stream& stream);
-  /// Forward of the last layer alone. Adds the micro-batch's losses to `loss_sum`, an exact sum.
+  /// Forward of the last layer alone. Adds the micro-batch's losses to `loss_sum`, an exact sum,
+  /// and, where it is not recorded, its hits to `hits` (see CrossEntropyArgs), if its loss counts
+  /// any.
   void forward_loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
-                    Stream& stream);
+                    const TensorView& hits, Stream& stream);
   /// Forward and backward of the last layer.
   void loss(const Action& action, const TensorView& loss_scale, const TensorView& loss_sum,
             Stream& stream);
@@ -59,8 +62,8 @@ class LayerRunner {
   void begin_gradients(const Action& action, Stream& stream);
   void end_gradients(const Action& action, Stream& stream);
   const Batch* batch_of(const Action& action) const;
-  std::unique_ptr<Tape> make_tape(const Action& action, bool record, const TensorView& loss_scale,
-                                  Stream& stream);
+  TapeOptions tape_options(const Action& action, bool record, const TensorView& loss_scale) const;
+  std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
   Value input_of(int layer, Tape& tape, Tensor flowing) const;
   void pass_on(const Action& action, Tensor gradient);
@@ -114,6 +117,7 @@ class LayerRunner {
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
   std::vector<char> waits_on_host_;                  ///< by layer
   std::vector<Input> inputs_;                        ///< by micro-step and layer, if any waits
+  std::vector<Tensor> kept_;  ///< by layer; see Layer::kept_numel. Empty of a schedule that trains
 };
 
 }  // namespace tessera

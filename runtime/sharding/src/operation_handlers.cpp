@@ -103,7 +103,8 @@ void forward(StepContext& context, const Action& action, Stream& stream) {
 
 void forward_loss(StepContext& context, const Action& action, Stream& stream) {
   StepExchange& exchange = context.exchange();
-  context.layers().forward_loss(action, exchange.loss_scale(), exchange.loss_sum(), stream);
+  context.layers().forward_loss(action, exchange.loss_scale(), exchange.loss_sum(), exchange.hits(),
+                                stream);
 }
 
 void loss(StepContext& context, const Action& action, Stream& stream) {

@@ -23,13 +23,15 @@ void check_terms(const ModelLayout& layout) {
 }  // namespace
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
-                           ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host)
+                           ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
+                           bool counts_hits)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
+      counts_hits_(counts_hits),
       count_(memory, 1, "the item count", steps_in_flight),
-      sums_(memory, 2 * kExactSumWords, "the sums of losses and squared gradients",
-            steps_in_flight),
+      sums_(memory, 2 * kExactSumWords + (counts_hits ? kHitWords : 0),
+            "the sums of losses and squared gradients, and hits", steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
       optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", on_host, steps_in_flight),
       rounding_(memory, kRandomKeyWords, "key of stochastic rounding", on_host, steps_in_flight),
@@ -87,7 +89,8 @@ void StepExchange::count_tokens(Stream& stream) {
 }
 
 void StepExchange::reduce_results(bool with_norm, Stream& stream) {
-  const TensorView sums = with_norm ? sums_.view() : loss_sum();
+  const TensorView sums = with_norm ? sums_.view(0, 2 * kExactSumWords)
+                                    : sums_.view(kExactSumWords, sums_.numel() - kExactSumWords);
   if (control_ != nullptr) control_->all_reduce(sums, stream);
   stream.submit({.name = "combine"}, [this, with_norm, &stream] {
     kernels_.step_results({.losses = loss_sum(),

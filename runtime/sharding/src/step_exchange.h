@@ -26,9 +26,10 @@ class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds. `rule` is null without loss scaling. `on_host`: there
-  /// are optimizer steps on the host.
+  /// are optimizer steps on the host. `counts_hits`: there are steps without a norm, evaluations.
   StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
-               ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host);
+               ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
+               bool counts_hits);
 
   /// What the host knows of a step.
   struct Given {
@@ -54,12 +55,16 @@ class StepExchange {
   TensorView loss_scale() const { return loss_scale_.view(); }
 
   /// Where this rank's losses are added up: an exact sum.
-  TensorView loss_sum() const { return sums_.view(0, kExactSumWords); }
+  TensorView loss_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
   /// The same for the squares of its part of the gradient.
-  TensorView square_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
+  TensorView square_sum() const { return sums_.view(0, kExactSumWords); }
+  /// Where this rank's hits are counted, if they are; see CrossEntropyArgs.
+  TensorView hits() const {
+    return counts_hits_ ? sums_.view(2 * kExactSumWords, kHitWords) : TensorView();
+  }
 
-  /// Makes the loss of the ranks' sums; `with_norm`: the norm and the clip factor as well. Issues
-  /// on `stream`.
+  /// Makes the loss of the ranks' sums, and with_norm the norm and the clip factor as well, else
+  /// adds their hits. Issues on `stream`.
   void reduce_results(bool with_norm, Stream& stream);
 
   // Where an optimizer step of that tier reads them; on the host they are copies of the device's.
@@ -78,17 +83,24 @@ class StepExchange {
   double gradient_norm(std::size_t turn) const { return results_.host(turn)[1]; }
   /// The words of the losses' exact sum, of all ranks.
   std::span<const std::int64_t> loss_words(std::size_t turn) const {
-    return {sums_.host(turn), kExactSumWords};
+    return {sums_.host(turn) + kExactSumWords, kExactSumWords};
+  }
+  /// The hits of all ranks, of a step without a norm.
+  std::span<const std::int64_t> hits(std::size_t turn) const {
+    return {sums_.host(turn) + 2 * kExactSumWords, kHitWords};
   }
 
  private:
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
-  std::size_t turn_ = 0;                 ///< of the step that is issued
-  bool replayed_ = false;                ///< the same
-  DeviceArray<std::int64_t> count_;      ///< (1): items, of all ranks once they are exchanged
-  DeviceArray<std::int64_t> sums_;       ///< (2, kExactSumWords): losses, squares
+  bool counts_hits_;
+  std::size_t turn_ = 0;             ///< of the step that is issued
+  bool replayed_ = false;            ///< the same
+  DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
+  /// (kExactSumWords) of squares, (kExactSumWords) of losses, (kHitWords): ranks add the first two
+  /// together, or the last two.
+  DeviceArray<std::int64_t> sums_;
   DeviceArray<float> loss_scale_;        ///< (1)
   ArrayOnTiers<float> optimizer_;        ///< (kOptimizerScalars)
   ArrayOnTiers<std::int64_t> rounding_;  ///< (kRandomKeyWords)

@@ -42,7 +42,8 @@ void CheckpointSaver::prepare() {
 }
 
 void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::int64_t samples,
-                            const std::optional<LossScalerState>& loss_scaler) {
+                            const std::optional<LossScalerState>& loss_scaler,
+                            const std::optional<BestEvaluation>& best) {
   require(phase_ == Phase::kNone, ErrorCode::kInvalidArgument, "a checkpoint is being written");
   prepare();
   began_ = Clock::now();
@@ -51,6 +52,7 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   manifest_.step = step;
   manifest_.samples = samples;
   manifest_.loss_scaler = loss_scaler;
+  manifest_.best = best;
   phase_ = Phase::kBegun;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {
@@ -170,9 +172,10 @@ void CheckpointSaver::start_publishing() {
     manifest_.files.push_back(std::move(file));
   }
   task_ = std::make_unique<SaveTask>("a checkpoint's manifest", [this] {
-    record_.path = publish_checkpoint(storage_, folder_, manifest_);
+    const CheckpointOptions& options = plan_.options.checkpoints;
+    record_.path = publish_checkpoint(storage_, folder_, manifest_, options.save_best);
     try {
-      prune_checkpoints(storage_, folder_, record_.step, plan_.options.checkpoints.total_limit);
+      prune_checkpoints(storage_, folder_, record_.step, options.total_limit);
     } catch (const std::exception& error) {
       record_.note = concat("the checkpoint of step ", record_.step,
                             " is saved; an old one could not be removed: ", error.what());

@@ -31,7 +31,8 @@ class CheckpointSaver {
   /// Makes the folder for a checkpoint of the state after `step` steps; nothing may be in flight.
   /// An Error{kIo} of any process is thrown in all of them, and nothing is in flight then.
   void begin(const std::string& folder, std::int64_t step, std::int64_t samples,
-             const std::optional<LossScalerState>& loss_scaler);
+             const std::optional<LossScalerState>& loss_scaler,
+             const std::optional<BestEvaluation>& best);
   bool in_flight() const { return phase_ != Phase::kNone; }
   /// The state has not been copied yet: it must not change but by a step of the program.
   bool wants_copy() const { return phase_ == Phase::kBegun; }

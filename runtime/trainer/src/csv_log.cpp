@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::string_view kHeading =
     "step,loss,grad_norm,learning_rate,tokens,seconds,tokens_per_second,mfu,peak_bytes,"
-    "exposed_seconds,eval_loss,eval_perplexity,eval_tokens,positions_per_second";
+    "exposed_seconds,eval_loss,eval_perplexity,eval_tokens,positions_per_second,"
+    "eval_mean_token_accuracy";
 constexpr std::string_view kLossScaleHeading = ",loss_scale,skipped";
 constexpr std::string_view kNoStep = ",,,,,,,,,";  // the cells between "step" and "eval_loss"
 constexpr std::string_view kNoEvaluation = ",,,";
@@ -64,6 +65,7 @@ void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
   add(record.exposed_seconds ? text_of(*record.exposed_seconds) : "");
   row += kNoEvaluation;
   add(text_of(record.positions_per_second));
+  add("");  // of an evaluation
   if (loss_scaling_) {
     add(text_of(record.loss_scale.value_or(1.0)));
     add(record.skipped ? "1" : "0");
@@ -73,8 +75,9 @@ void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
 
 void CsvLog::evaluation(const EvaluationRecord& record) {
   file_.write(concat(record.step, kNoStep, ",", text_of(record.loss), ",",
-                     text_of(record.perplexity), ",", record.tokens, ",", loss_scaling_ ? ",," : "",
-                     "\n"));
+                     text_of(record.perplexity), ",", record.tokens, ",,",
+                     record.token_accuracy() ? text_of(*record.token_accuracy()) : "",
+                     loss_scaling_ ? ",," : "", "\n"));
 }
 
 }  // namespace tessera

@@ -73,13 +73,25 @@ void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
   write(line);
 }
 
-void RunLog::evaluation(const EvaluationRecord& record) {
-  write({{"kind", "evaluation"},
-         {"step", record.step},
-         {"loss", record.loss},
-         {"perplexity", record.perplexity},
-         {"tokens", record.tokens}});
+nlohmann::ordered_json to_json(const EvaluationRecord& record) {
+  nlohmann::ordered_json line{{"kind", "evaluation"},
+                              {"step", record.step},
+                              {"loss", record.loss},
+                              {"perplexity", record.perplexity},
+                              {"tokens", record.tokens}};
+  if (const auto accuracy = record.token_accuracy()) {
+    line["mean_token_accuracy"] = *accuracy;
+    line["correct_tokens"] = *record.correct;
+  }
+  if (record.best) {
+    line["best_loss"] = record.best->loss;
+    line["best_step"] = record.best->step;
+    line["without_improvement"] = record.best->without_improvement;
+  }
+  return line;
 }
+
+void RunLog::evaluation(const EvaluationRecord& record) { write(to_json(record)); }
 
 void RunLog::checkpoint(const SaveRecord& record) {
   write({{"kind", "checkpoint"},
@@ -130,6 +142,7 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
                                {"counted", disk_copies_to_json(counted)}};
   }
   if (loss_scaling(plan.options.loss_scale)) line["skipped_steps"] = summary.skipped_steps;
+  if (plan.options.patience > 0) line["stopped_early"] = summary.stopped_early;
   if (plan.options.hash_parameters) line["parameters_sha256"] = summary.parameters_sha256;
   if (summary.timeline) {
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;

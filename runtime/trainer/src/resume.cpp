@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "best_evaluation.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
@@ -105,11 +106,15 @@ std::string in_words(const std::vector<std::string>& damages) {
 /// The checkpoint to go on from; none if there is none and none is needed.
 WholeCheckpoint find_resumed(const CheckpointOptions& options,
                              const std::vector<DamagedCheckpoint>& unreadable) {
+  const bool best = options.resume == "best";
   const bool newest = options.resume == "latest" || options.resume == "auto";
   if (options.resume.empty()) return {};
-  require(!newest || !options.folder.empty(), ErrorCode::kConfig, "--resume ", options.resume,
-          " is the newest checkpoint in the folder of --save, which is not given");
-  const std::string& folder = newest ? options.folder : options.resume;
+  require((!newest && !best) || !options.folder.empty(), ErrorCode::kConfig, "--resume ",
+          options.resume, " is the ", best ? "best" : "newest",
+          " checkpoint in the folder of --save, which is not given");
+  const std::string folder = best     ? options.folder + "/best"
+                             : newest ? options.folder
+                                      : options.resume;
   WholeCheckpoint found = find_whole_checkpoint(folder, unreadable);
   require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "--resume ",
           options.resume, ": no checkpoint in '", folder, "' is whole: ", in_words(found.damages),
@@ -182,6 +187,11 @@ ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
   require(saved.step < plan.options.steps, ErrorCode::kConfig, "'", path, "' is of step ",
           saved.step, ", and the run has ", plan.options.steps,
           " steps: there is nothing left to train; raise --steps");
+  require(!has_lost_patience(plan.options, saved.best), ErrorCode::kConfig, "'", path,
+          "' is of step ", saved.step,
+          ", where the run has stopped: ", saved.best ? saved.best->without_improvement : 0,
+          " evaluations were no better than that of step ", saved.best ? saved.best->step : 0,
+          "; raise --patience to go on, or leave it out");
   std::string taken = concat("resumed from '", path, "' at step ", saved.step, ", sample ",
                              saved.samples, ": parameters");
   for (const OptimizerTensor& kept : optimizer_tensors(plan.options.optimizer)) {

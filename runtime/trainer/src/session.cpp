@@ -83,6 +83,8 @@ class Session::Impl {
 
   std::optional<StepRecord> step(const RateOfStep& rate, bool ahead);
   EvaluationRecord evaluate();
+  const std::optional<BestEvaluation>& best_evaluation() const { return best_; }
+  void set_best_evaluation(const BestEvaluation& best) { best_ = best; }
   void begin_save(const std::string& folder);
   std::optional<SaveRecord> poll_save() { return saver_ ? saver_->poll() : std::nullopt; }
   std::optional<SaveRecord> finish_save();
@@ -134,7 +136,8 @@ class Session::Impl {
   std::int64_t steps_ = 0;
   std::int64_t skipped_ = 0;  ///< of the steps
   std::int64_t offset_ = 0;   ///< of the samples, where the step was of another size before
-  bool begun_ = false;        ///< the step after those
+  std::optional<BestEvaluation> best_;
+  bool begun_ = false;  ///< the step after those
   std::vector<std::string> notes_;
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
@@ -214,6 +217,7 @@ void Session::Impl::resume() {
   steps_ = manifest.step;
   skipped_ = manifest.loss_scaler.value_or(LossScalerState()).skipped;
   offset_ = manifest.samples - steps_ * sample_division(plan_.options).samples_per_step();
+  best_ = manifest.best;
   later_->begin_at(offset_);
 }
 
@@ -269,7 +273,7 @@ void Session::Impl::begin_save(const std::string& folder) {
   require(!saver().in_flight(), ErrorCode::kInvalidArgument,
           "a checkpoint is being written; finish_save() comes first");
   const std::int64_t samples = steps_ * sample_division(plan_.options).samples_per_step();
-  saver().begin(folder, steps_, offset_ + samples, loss_scaler());
+  saver().begin(folder, steps_, offset_ + samples, loss_scaler(), best_);
 }
 
 std::optional<SaveRecord> Session::Impl::finish_save() {
@@ -390,6 +394,7 @@ EvaluationRecord Session::Impl::evaluate() {
     if (!leads(seat)) return;
     record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
     record.tokens = result.items;
+    if (result.classified == result.items) record.correct = result.correct;
     record.positions = plan_.options.evaluation_samples * evaluated_->target_shape(1).numel();
     record.perplexity = std::exp(record.loss);
   };
@@ -447,6 +452,10 @@ std::string Session::save(const std::string& folder) {
   return impl_->finish_save()->path;
 }
 void Session::begin_save(const std::string& folder) { impl_->begin_save(folder); }
+const std::optional<BestEvaluation>& Session::best_evaluation() const {
+  return impl_->best_evaluation();
+}
+void Session::set_best_evaluation(const BestEvaluation& best) { impl_->set_best_evaluation(best); }
 std::optional<SaveRecord> Session::poll_save() { return impl_->poll_save(); }
 std::optional<SaveRecord> Session::finish_save() { return impl_->finish_save(); }
 void Session::stop() { impl_->stop(); }

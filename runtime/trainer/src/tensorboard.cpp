@@ -140,7 +140,12 @@ void TensorBoardLog::scalars(std::int64_t step,
 }
 
 void TensorBoardLog::evaluation(const EvaluationRecord& record) {
-  scalars(record.step, {{"eval/loss", record.loss}, {"eval/perplexity", record.perplexity}});
+  std::vector<std::pair<std::string_view, double>> values{{"eval/loss", record.loss},
+                                                          {"eval/perplexity", record.perplexity}};
+  if (const auto accuracy = record.token_accuracy()) {
+    values.emplace_back("eval/mean_token_accuracy", *accuracy);
+  }
+  scalars(record.step, values);
 }
 
 void TensorBoardLog::text(std::string_view tag, std::string_view markdown) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "best_evaluation.h"
 #include "chosen_samples.h"
 #include "plan_here.h"
 #include "resume.h"
@@ -243,6 +244,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
   compare_processes(model, source, options, evaluation);
   TrainingPlan plan = telling_others(options.world, [&] {
     const TrainerOptions here = on_this_machine(options);
+    check_best_evaluation(here, evaluation != nullptr);
     TrainingPlan made = make_training_plan(model, source, here, evaluation);
     require(made.disk_bytes == 0 || !here.offload_path.empty(), ErrorCode::kConfig,
             "optimizer state goes to disk, and nobody has said where: set --offload-path to a "
@@ -298,10 +300,23 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
   tell(plan_.notes);
   Session session(plan_, model_, source_, evaluation_);
   std::optional<EvaluationRecord> evaluation;
+  const auto is_due = [](std::int64_t step, std::int64_t every) {
+    return every > 0 && step % every == 0;
+  };
+  // Where a run is interrupted it is evaluated, too, and the run that goes on from there is not:
+  // both must compare the same evaluations.
+  const auto evaluates_after = [&](std::int64_t step) {
+    return evaluation_ != nullptr &&
+           (is_due(step, options.evaluate_every) || step == options.steps);
+  };
+  // Returns whether it is the best so far. All processes have the same loss.
   const auto evaluate = [&] {
     evaluation = session.evaluate();
     ++totals.evaluations;
+    const bool compares = compares_evaluations(options) && evaluates_after(evaluation->step);
+    const bool is_best = compares && compare_with_best(session, *evaluation);
     if (tells && on_evaluation) on_evaluation(*evaluation);
+    return is_best;
   };
   const CheckpointOptions& saves = options.checkpoints;
   std::int64_t saved_step = -1;
@@ -327,18 +342,12 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
       return wait ? session.finish_save() : std::nullopt;
     });
   };
-  // No step may have begun when one is followed by an evaluation or a checkpoint.
-  const auto is_due = [](std::int64_t step, std::int64_t every) {
-    return every > 0 && step % every == 0;
-  };
-  const auto evaluates_after = [&](std::int64_t step) {
-    return evaluation_ != nullptr && is_due(step, options.evaluate_every);
-  };
   const auto saves_after = [&](std::int64_t step) {
     return !saves.folder.empty() && is_due(step, saves.every);
   };
   const std::int64_t last =
       options.stop_after > 0 ? session.steps() + options.stop_after : options.steps;
+  // No step may have begun when one is followed by an evaluation or a checkpoint.
   const auto next = [&]() -> std::optional<StepRecord> {
     const std::int64_t step = session.steps() + 1;
     if (step > last) return std::nullopt;
@@ -355,9 +364,13 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
         if (on_step && !on_step(*record)) session.stop();
         if (!options.allow_non_finite) check_loss(*record);
       }
-      if (evaluates_after(record->step)) evaluate();
+      const bool is_best = evaluates_after(record->step) && evaluate();
       end_of_save([&] { return session.poll_save(); });
-      if (saves_after(record->step)) save(!saves.asynchronous);
+      if (saves_after(record->step) || (is_best && saves.save_best)) save(!saves.asynchronous);
+      if (has_lost_patience(options, session.best_evaluation())) {
+        summary.stopped_early = true;
+        break;
+      }
     }
     if (evaluation_ != nullptr && (!evaluation || evaluation->step != session.steps())) evaluate();
     if (!saves.folder.empty() && saved_step != session.steps()) save(true);

@@ -393,7 +393,16 @@ std::vector<Row> evaluation_rows() {
   return in_group(
       "Evaluation",
       {bound<&O::evaluate_every>(
-          "eval_every", "steps between evaluations; 0: one after the last step", {.minimum = 0})});
+           "eval_every", "steps between evaluations; 0: one after the last step", {.minimum = 0}),
+       bound<&O::patience>("patience",
+                           "stop after so many evaluations in a row that are no better than the "
+                           "best before them; 0: run to the end",
+                           {.minimum = 0}),
+       bound<&O::min_improvement>(
+           "min_improvement",
+           "by more than this the loss must be lower than the best before, for --patience to count "
+           "anew",
+           {.minimum = 0})});
 }
 
 /// A text that is absent where it is empty.
@@ -426,7 +435,14 @@ std::vector<Row> checkpoint_rows() {
                                             "steps between checkpoints; 0: one after the last step",
                                             {.minimum = 0}),
           bound<&O::checkpoints, &C::total_limit>(
-              "save_total_limit", "keep the newest so many checkpoints; 0: all", {.minimum = 0}),
+              "save_total_limit",
+              "keep the newest so many checkpoints; 0: all. The one of --save-best is among them, "
+              "or kept besides",
+              {.minimum = 0}),
+          bound<&O::checkpoints, &C::save_best>(
+              "save_best",
+              "write a checkpoint after each evaluation whose loss is the lowest so far; the file "
+              "best in the folder of --save names it"),
           bound<&O::checkpoints, &C::asynchronous>(
               "save_async",
               "go on with the next step while a checkpoint's files are written, from a copy of the "
@@ -436,7 +452,8 @@ std::vector<Row> checkpoint_rows() {
           path_row<&O::checkpoints, &C::resume>(
               "resume",
               "go on from a checkpoint, at any number of ranks and with any strategy: its folder, "
-              "latest (the newest in --save) or auto (that, if there is one)",
+              "latest (the newest in --save), auto (that, if there is one) or best (the best in "
+              "--save)",
               MustAgree::kAll),
           bound<&O::checkpoints, &C::allow_other_data>(
               "allow_other_data",

@@ -5,7 +5,7 @@ Run by hand, with any recent PyTorch and transformers: python3 make_evaluation_g
 The model is that of make_gpt2_golden.py, with its initial parameters, read from gpt2.bin. Nothing is
 dropped. Everything is computed in float64. evaluation.json has:
   batches     each with tokens and targets (B, T), a target of -100 does not count; counted, how many
-              do; and loss, the sum of theirs
+              do; loss, the sum of theirs; and correct, how many are the argmax of their logits
   tokens      of all batches
   loss        the mean over all tokens, however they are spread over batches
   perplexity  exp(loss)
@@ -53,13 +53,14 @@ def make_model(config, weights):
 
 @torch.no_grad()
 def evaluate(model, batches):
-    """The sum of the losses of each batch."""
-    sums = []
+    """The sum of the losses of each batch, and how many targets are the argmax of their logits."""
+    sums, correct = [], []
     for tokens, targets in batches:
         logits = model(tokens).logits
         sums.append(F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1),
                                     ignore_index=IGNORED, reduction="sum").item())
-    return sums
+        correct.append((logits.argmax(-1) == targets).sum().item())  # IGNORED is no index
+    return sums, correct
 
 
 def main():
@@ -75,16 +76,16 @@ def main():
         batches.append((text[:, :-1], targets))
 
     model = make_model(config, weights)
-    rough = evaluate(model, batches)
-    exact = evaluate(model.double(), batches)
+    rough, _ = evaluate(model, batches)
+    exact, correct = evaluate(model.double(), batches)
     counts = [(targets != IGNORED).sum().item() for _, targets in batches]
     loss = sum(exact) / sum(counts)
     document = dict(
         config=config, torch=torch.__version__, transformers=transformers.__version__,
         tokens=sum(counts), loss=loss, perplexity=math.exp(loss),
         fp32_error=abs(sum(rough) / sum(counts) - loss) / loss,
-        batches=[dict(tokens=t.tolist(), targets=y.tolist(), counted=n, loss=s)
-                 for (t, y), n, s in zip(batches, counts, exact)])
+        batches=[dict(tokens=t.tolist(), targets=y.tolist(), counted=n, loss=s, correct=c)
+                 for (t, y), n, s, c in zip(batches, counts, exact, correct)])
     text = json.dumps(document).replace("[[", "\n[[").replace("], [", "],\n[")
     (FOLDER / "evaluation.json").write_text(text + "\n")
     print({k: v for k, v in document.items() if k != "batches"}, counts, exact)

@@ -172,8 +172,9 @@ struct HeadsForwardArgs {
   TensorView q_gamma{}, k_gamma{};       // (D); T; optional (both or none)
   std::span<const float> frequencies{};  // R/2, in host memory, read before the call returns
   float amplitude = 1.0F;
-  float epsilon = 1e-6F;  ///< of the norms
-  TensorView starts{};    // (B, L); int32; optional: see [Note: documents]
+  float epsilon = 1e-6F;            ///< of the norms
+  TensorView starts{};              // (B, L); int32; optional: see [Note: documents]
+  std::int64_t first_position = 0;  ///< of the first place of each sequence
 };
 /// Gradients of heads that serve several queries are added in order of the queries. Those of gamma
 /// are summed over rows and heads.
@@ -210,6 +211,17 @@ struct AttentionBackwardArgs {
   TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
   TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
+};
+
+/// Attention of the last N positions of a sequence of S, whose keys and values are kept: those of
+/// the N are stored behind the ones that are there, then their queries attend to all that they see.
+/// Each query's sums run over keys in an order that its position and the window decide, so its bits
+/// do not depend on N. Without `out` keys and values are stored and nothing else.
+struct CachedAttentionArgs {
+  TensorView qkv{};             // (N, 3, H, D); T; contiguous; D at most kMaxHeadWidth
+  TensorView keys{}, values{};  // (K, S, D); T; rows contiguous, heads may be strided; K divides H
+  TensorView out{};             // (N, H, D); T; contiguous; optional
+  std::int64_t window = 0;      ///< as in AttentionForwardArgs
 };
 
 /// x (B, L, C) = wte[token] [+ wpe[position]].
@@ -266,7 +278,12 @@ struct CrossEntropyArgs {
   std::int32_t ignore_index = -1;
   bool gradient = true;
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
+  /// (kHitWords) int64; optional, without gradient: the rows that are not ignored are added to the
+  /// second word, and to the first those of them whose largest logit is the target's. Of equal
+  /// logits the first counts, as in torch.argmax.
+  TensorView hits{};
 };
+inline constexpr int kHitWords = 2;
 
 /// Mean squared error of each row, and its gradient in place of the predictions.
 struct SquaredErrorArgs {
@@ -422,6 +439,7 @@ struct KernelTable {
   void (*heads_backward)(const HeadsBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*attention_backward)(const AttentionBackwardArgs&, Stream&);
+  void (*cached_attention)(const CachedAttentionArgs&, Stream&);
   void (*embedding_forward)(const EmbeddingForwardArgs&, Stream&);
   void (*embedding_backward)(const EmbeddingBackwardArgs&, Stream&);
   void (*dropout)(const DropoutArgs&, Stream&);

@@ -24,12 +24,24 @@ namespace tessera {
 /// Every rank computes the same pass, so that parameters are gathered as in any forward pass, and
 /// every process has the logits. Its parameters are frozen (but for the last bias, without which no
 /// session can be planned): a rank has its shard of them in the run's precision, and neither
-/// gradients nor masters nor optimizer state. A pass is over the whole window, whatever the length
-/// of the text is.
+/// gradients nor masters nor optimizer state.
+///
+/// With a cache each rank keeps the keys and values of the text so far (GptConfig::layers x 2 x
+/// kv_heads x window x head width elements), and a pass is over what differs from the last text: a
+/// token, if the text goes on, all of it if its beginning was dropped. Without one, and in training
+/// of any kind, a pass is over the whole window, whatever the length of the text is.
+///
+/// [Note: rounding with a cache] Both compute the same logits but for rounding: products of one row
+/// and of many add in other orders. So do the same text by sample_token() unless two tokens are as
+/// near to each other as that, about 1e-6 of the logits in fp32 and 1e-2 in bf16. With a cache, as
+/// without, all strategies and numbers of ranks give the same bits.
 class GptGeneration : public BatchSource {
  public:
-  /// `window`: tokens of a pass, from 1 to the model's context. Throws Error{kInvalidArgument}.
-  GptGeneration(const GptConfig& config, std::int64_t window);
+  enum class Cache : std::uint8_t { kNone, kKeysAndValues };
+
+  /// `window`: tokens of the longest text, from 1 to the model's context. Throws
+  /// Error{kInvalidArgument}. With a cache for one session, whose ranks have it.
+  GptGeneration(const GptConfig& config, std::int64_t window, Cache cache = Cache::kNone);
   ~GptGeneration() override;
 
   const Model& model() const { return model_; }
@@ -41,6 +53,8 @@ class GptGeneration : public BatchSource {
   void set_context(std::span<const std::int32_t> context, bool stop = false);
   /// Logits (vocab_size) of the token after the last pass's context.
   std::span<const float> logits() const { return logits_; }
+  /// Tokens that the next pass is over.
+  std::int64_t pass_tokens() const { return tokens_of_pass_; }
 
   Shape input_shape(std::int64_t micro_batch) const override { return {micro_batch, window()}; }
   DType input_dtype() const override { return DType::kInt32; }
@@ -53,10 +67,16 @@ class GptGeneration : public BatchSource {
   class FrozenLayer;
   class LogitHead;
 
+  bool caches(const Tape& tape) const;
+
   Model model_;
   std::int64_t vocab_size_;
-  std::vector<std::int32_t> tokens_;  ///< the context, and zeros behind it
-  std::int64_t position_ = 0;         ///< of the context's last token
+  Cache cache_;
+  std::int64_t prompt_;                ///< tuned rows in front of a text
+  std::vector<std::int32_t> tokens_;   ///< the context, and zeros behind it
+  std::int64_t position_ = 0;          ///< of the context's last token
+  std::vector<std::int32_t> context_;  ///< that of the last pass, or of the next
+  std::int64_t first_of_pass_ = 0, tokens_of_pass_ = 0;
   bool stop_ = false;
   std::vector<float> logits_;
   std::atomic<bool> taken_ = false;  ///< a rank of this process has written the logits

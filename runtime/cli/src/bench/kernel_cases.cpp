@@ -159,6 +159,21 @@ Prepare heads(DType t, bool norms, bool backward) {
   };
 }
 
+/// One query over keys and values that are kept, three queries to a key.
+Prepare cached_attention(DType t, std::int64_t length) {
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Tensor qkv = lab.random({1, 3, kHeads, kHeadDim}, t);
+    const Tensor keys = lab.random({kHeads / 3, length, kHeadDim}, t);
+    const Tensor values = lab.random(keys.shape(), t);
+    const Tensor out = lab.empty({1, kHeads, kHeadDim}, t);
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().cached_attention({.qkv = qkv, .keys = keys, .values = values, .out = out},
+                                     stream);
+    };
+    return {call, bytes_of({qkv, keys, values, out})};
+  };
+}
+
 Prepare attention(DType t, std::int64_t length, bool backward) {
   return [=](KernelLab& lab) -> PreparedKernel {
     const Shape qkv_shape{1, length, 3, kHeads, kHeadDim}, shape{1, length, kHeads, kHeadDim};
@@ -491,6 +506,7 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
     const std::string size = concat(type, "/length:", length);
     cases.push_back({"attention_forward" + size, attention(t, length, false)});
     cases.push_back({"attention_backward" + size, attention(t, length, true)});
+    cases.push_back({"cached_attention" + size, cached_attention(t, length)});
   }
   cases.insert(cases.end(),
                {{"embedding_forward" + type, embedding_forward(t)},

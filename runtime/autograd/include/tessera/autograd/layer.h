@@ -37,6 +37,10 @@ class Layer {
   /// Whether it reads Tape::batch(), in forward or in backward. The first layer and the last may
   /// without saying so: a model's input is the batch, and so are the targets of its losses.
   bool reads_batch() const { return reads_batch_; }
+  /// Elements that each rank keeps for this layer from pass to pass of a schedule that does not
+  /// train, such as keys and values of a text that is continued: TapeOptions::kept, in the run's
+  /// precision. Their content is the layer's affair; at first it is undefined.
+  virtual std::int64_t kept_numel() const { return 0; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient

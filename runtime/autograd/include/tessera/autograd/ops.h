@@ -84,7 +84,8 @@ struct HeadsOptions {
   Parameter* q_gamma = nullptr;  ///< (width); both or none; must outlive the tape
   Parameter* k_gamma = nullptr;
   float epsilon = 1e-6F;
-  TensorView starts{};  ///< (B, L) int32; must outlive the tape; none: see `attention`
+  TensorView starts{};              ///< (B, L) int32; must outlive the tape; none: see `attention`
+  std::int64_t first_position = 0;  ///< of the first place of each sequence; without recording
 };
 /// packed (B, L, (heads + 2 kv_heads) * width), queries, keys and values of a projection -> (B, L,
 /// 3 heads * width): queries and keys normalised and turned by their positions, keys and values
@@ -98,6 +99,16 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 /// GPU is given documents.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0,
                 const TensorView& starts = {});
+
+/// Keys and values of a sequence, of which `positions` are there.
+struct KeyValueCache {
+  TensorView keys{}, values{};  ///< (K, at least positions + N, D); see CachedAttentionArgs
+  std::int64_t positions = 0;
+};
+/// The same for the N next positions of one sequence, qkv (1, N, 3 C) -> (1, N, C), whose keys and
+/// values are stored behind those that are there. Without recording.
+Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
+                       const KeyValueCache& cache);
 
 /// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);

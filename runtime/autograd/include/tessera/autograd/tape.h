@@ -101,6 +101,11 @@ struct TapeOptions {
   std::string_view without_batch = {};
   /// Of the micro-batch. 0: as many as the first dimension of the batch's inputs.
   std::int64_t samples = 0;
+  /// (kHitWords) int64, in device memory, without recording: where a loss counts its hits (see
+  /// CrossEntropyArgs). None: it counts none.
+  TensorView hits = {};
+  /// What the layer keeps from pass to pass; see Layer::kept_numel.
+  TensorView kept = {};
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;

@@ -7,10 +7,11 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/storage.h"
 
-// The folder of a run's checkpoints: step_100, step_200, ..., each with a manifest, and the file
-// `latest`, which names the newest. At any moment, a crash of the machine included, `latest` names
-// a whole checkpoint once there is one: a checkpoint is made beside its place as step_N.tmp, and
-// renamed when all of it is durable.
+// The folder of a run's checkpoints: step_100, step_200, ..., each with a manifest, the file
+// `latest`, which names the newest, and, if the run keeps it, the file `best`, which names that of
+// the lowest evaluation loss. At any moment, a crash of the machine included, they name whole
+// checkpoints once there are some: a checkpoint is made beside its place as step_N.tmp, and renamed
+// when all of it is durable.
 
 namespace tessera {
 
@@ -32,18 +33,20 @@ std::string begin_checkpoint(Storage& storage, const std::string& folder, std::i
                              const std::vector<NamedText>& companions = {});
 
 /// Ends what begin_checkpoint began, when all files are written and durable: manifest, rename,
-/// `latest`. One of the same step that is there is replaced, and stays as step_N.old until
-/// prune_checkpoints(). Returns the checkpoint's path.
+/// `best` if it is kept (that of Manifest::best, as far as it is there), `latest`. One of the same
+/// step that is there is replaced, and stays as step_N.old until prune_checkpoints(). Returns the
+/// checkpoint's path.
 std::string publish_checkpoint(Storage& storage, const std::string& folder,
-                               const Manifest& manifest);
+                               const Manifest& manifest, bool keeps_best = false);
 
 /// Removes what crashes, failures and replacement have left behind, and, unless `keep` is 0, the
 /// oldest checkpoints until `keep` are left. Those of steps above `newest`, of a run that was given
-/// up, count as oldest.
+/// up, count as oldest. Neither `newest` nor the one that `best` names is removed.
 void prune_checkpoints(Storage& storage, const std::string& folder, std::int64_t newest,
                        std::int64_t keep);
 
-// Below, the file `latest` stands for its folder.
+// Below, the file `latest` stands for its folder, and the file `best` for the checkpoint that it
+// names.
 
 /// Checkpoints of the folder that have a manifest, by step. Nothing if there is no such folder.
 std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
@@ -51,6 +54,9 @@ std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
 /// The checkpoint that `path` means: a checkpoint itself, or the newest of a folder, as `latest`
 /// says. "" if there is none.
 std::string find_checkpoint(const std::string& path);
+
+/// The checkpoint that the file `best` of a folder names; "" if there is none.
+std::string find_best_checkpoint(const std::string& folder);
 
 /// What is damaged in a checkpoint, as far as its manifest and the sizes of its files tell; "" if
 /// it is whole. What is in the files is not read: see verify_files().

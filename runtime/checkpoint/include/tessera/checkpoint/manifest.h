@@ -50,6 +50,15 @@ struct SavedFile {
   std::vector<SavedPiece> pieces;
 };
 
+/// The lowest loss of a run's evaluations so far.
+struct BestEvaluation {
+  double loss = 0.0;      ///< finite
+  std::int64_t step = 0;  ///< finished steps then
+  /// Evaluations since the last that was better by as much as the run asks for.
+  std::int64_t without_improvement = 0;
+  bool operator==(const BestEvaluation&) const = default;
+};
+
 /// Multiple of every element's size, so that no element lies in two.
 inline constexpr std::int64_t kChunkBytes = std::int64_t{16} << 20;
 
@@ -60,6 +69,7 @@ struct Manifest {
   std::int64_t samples = 0;  ///< of the run's endless sequence that were read: where it goes on
   /// Of a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
   std::optional<LossScalerState> loss_scaler{};
+  std::optional<BestEvaluation> best{};  ///< of a run that compares its evaluations
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
   // changed on purpose.
   std::vector<NamedText> model;      ///< what it was made of

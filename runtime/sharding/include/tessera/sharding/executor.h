@@ -81,6 +81,9 @@ struct StepResult {
   std::int64_t items = 0;      ///< tokens of all ranks and micro-steps
   double learning_rate = 0.0;  ///< of this step, or what it would have been of one that is skipped
   std::optional<LossScaleResult> loss_scale{};  ///< with ExecutorOptions::loss_scaling
+  /// Of an evaluation: losses of classes, and those of them whose largest logit was the target's;
+  /// see CrossEntropyArgs::hits. Zero where the last layer's loss is another one.
+  std::int64_t classified = 0, correct = 0;
 };
 
 /// The learning rate of the step after `taken` ones that were not skipped.

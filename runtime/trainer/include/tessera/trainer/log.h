@@ -52,6 +52,9 @@ class RunLog {
   OutputFile file_;
 };
 
+/// The line of an evaluation.
+nlohmann::ordered_json to_json(const EvaluationRecord& record);
+
 /// Whether the first line of a log has a value under `key` that is no setting.
 bool is_of_run_line(std::string_view key);
 

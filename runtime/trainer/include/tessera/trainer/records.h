@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
 #include "tessera/sharding/timeline.h"
@@ -38,6 +39,16 @@ struct EvaluationRecord {
   double perplexity = 0.0;     ///< exp(loss)
   std::int64_t tokens = 0;     ///< items: losses that count
   std::int64_t positions = 0;  ///< of the samples: all targets, padding and prompts, too
+  /// Targets whose largest logit is theirs; unset where the losses are not of classes.
+  std::optional<std::int64_t> correct{};
+  /// The best so far, this one included, and the best before it, where a run compares them.
+  std::optional<BestEvaluation> best{}, best_before{};
+
+  /// The share of targets whose largest logit is theirs, which TRL calls mean_token_accuracy.
+  std::optional<double> token_accuracy() const {
+    if (!correct || tokens == 0) return std::nullopt;
+    return static_cast<double>(*correct) / static_cast<double>(tokens);
+  }
 };
 
 /// A checkpoint that is durable.

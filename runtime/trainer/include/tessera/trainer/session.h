@@ -77,6 +77,10 @@ class Session {
   /// The same without waiting. The next step copies the state as it is before it, beside its work
   /// (with_snapshot in plan.h); then threads write it. One checkpoint can be in flight.
   void begin_save(const std::string& folder);
+  /// The lowest loss of the run's evaluations, which its checkpoints have from now on; at first
+  /// that of the checkpoint that the run went on from, if that has one.
+  const std::optional<BestEvaluation>& best_evaluation() const;
+  void set_best_evaluation(const BestEvaluation& best);
   /// What has become of the checkpoint in flight: its record, once it is durable; nothing before,
   /// or if there is none. Throws as save() does. Between steps, from time to time: what is left to
   /// do when the files are written begins here. Every process must call it as often.

@@ -36,6 +36,7 @@ struct TrainingSummary {
   Traffic predicted_traffic;                   ///< of one rank, in all steps
   std::vector<Traffic> counted_traffic;        ///< by rank
   std::optional<EvaluationRecord> evaluation;  ///< the last one
+  bool stopped_early = false;                  ///< by TrainerOptions::patience
   std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.time_actions
   std::string parameters_sha256;            ///< see parameters_sha256(); "" without hash_parameters
   std::vector<FullParameter> parameters;    ///< if options.gather_parameters

@@ -56,11 +56,13 @@ enum class SaveFailures : std::uint8_t {
 struct CheckpointOptions {
   std::string folder{};          ///< "": none are written
   std::int64_t every = 0;        ///< steps between them; 0: one after the last step
-  std::int64_t total_limit = 0;  ///< the newest so many are kept; 0: all
-  bool asynchronous = true;      ///< steps go on while the files are written
+  std::int64_t total_limit = 0;  ///< the newest so many are kept, and the best; 0: all
+  /// A checkpoint after each evaluation whose loss is the lowest so far; `best` names it.
+  bool save_best = false;
+  bool asynchronous = true;  ///< steps go on while the files are written
   SaveFailures failures = SaveFailures::kFail;
-  /// A checkpoint, a folder of them, "latest" (the newest of `folder`) or "auto" (that, if there
-  /// is one); "": the run begins at step 0.
+  /// A checkpoint, a folder of them, "latest" (the newest of `folder`), "auto" (that, if there is
+  /// one) or "best" (the best of `folder`); "": the run begins at step 0.
   std::string resume{};
   // What may differ from the run that is resumed. Without these, a difference is an error.
   bool allow_other_data = false;       ///< its samples go on at the same position
@@ -141,6 +143,11 @@ struct TrainerOptions {
   // Evaluation, if there is data for it.
   std::int64_t evaluate_every = 0;      ///< steps; 0: after the last one only
   std::int64_t evaluation_samples = 0;  ///< the first so many of the data
+  /// The run stops after so many evaluations in a row that are no better; 0: it does not.
+  std::int64_t patience = 0;
+  /// By more than this a loss must be lower than the best before, for the count of `patience` to
+  /// begin anew. Any lower loss is the new best.
+  double min_improvement = 0.0;
 
   CheckpointOptions checkpoints{};
   std::int64_t stop_after = 0;  ///< steps of this run, after which it stops; 0: none
