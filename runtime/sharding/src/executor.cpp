@@ -286,7 +286,7 @@ void Executor::Impl::plan_segments() {
       if (begin >= end) continue;
       segments.push_back({.begin = begin - shard.begin,
                           .end = end - shard.begin,
-                          .weight_decay = weight_decay * tensor.spec.weight_decay_scale});
+                          .rates = {.weight_decay = weight_decay * tensor.spec.weight_decay_scale}});
     }
     segments_.push_back(std::move(segments));
     first_elements_.push_back(elements + shard.begin);

@@ -277,10 +277,17 @@ struct SquaredErrorArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard with one weight decay; disjoint ones. It begins with a block of states.
+/// What a step does to some parameters differently than to others.
+struct SegmentRates {
+  float weight_decay = 0.0F;
+  float learning_rate_scale = 1.0F;  ///< times the learning rate of OptimizerStepArgs::scalars
+  bool operator==(const SegmentRates&) const = default;
+};
+
+/// A range of a flat shard with its rates; disjoint ones. It begins with a block of states.
 struct OptimizerSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
-  float weight_decay = 0.0F;
+  SegmentRates rates{};
 };
 
 /// Scalars that an optimizer step reads from device memory, the learning rate among them, so that a
