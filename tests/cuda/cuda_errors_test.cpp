@@ -35,7 +35,7 @@ void expect_error(ErrorCode code, const std::vector<std::string>& words,
 TEST_F(CudaErrors, NoDriver) {
   fake_cuda::configure({.driver_version = 0});
   EXPECT_FALSE(cuda_status().usable());
-  expect_error(ErrorCode::kUnavailable, {"driver", "--device cpu"},
+  expect_error(ErrorCode::kUnavailable, {"driver", "`device` cpu"},
                [] { run(small_gpt(), cuda_options("no_shard", 1)); });
 }
 
@@ -68,7 +68,7 @@ TEST_F(CudaErrors, NoSuchGpu) {
 TEST_F(CudaErrors, FewerGpusThanRanksOfNccl) {
   TrainerOptions options = cuda_options("full_shard", 2);
   options.group = GroupChoice::kNccl;
-  expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "leave --group nccl out"},
+  expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "leave `group` nccl out"},
                [&] { run(small_gpt(), options); });
 }
 

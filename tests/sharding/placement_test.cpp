@@ -239,7 +239,7 @@ TEST(StrategyNote, NamesWhatAHybridOfOneReplicaIs) {
   EXPECT_THAT(note("hybrid_shard", {.replicate = 1, .shard = 2}),
               AllOf(HasSubstr("is full_shard"), HasSubstr("4 can")));
   EXPECT_THAT(note("hybrid_shard_zero2", {.replicate = 1, .shard = 9}),
-              AllOf(HasSubstr("is shard_grad_op"), HasSubstr("--replicas 3")));
+              AllOf(HasSubstr("is shard_grad_op"), HasSubstr("`replicas` 3")));
   EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 1, .shard = 3}),
               HasSubstr("is full_shard"));
 }
@@ -251,7 +251,7 @@ TEST(StrategyNote, NamesWhatReplicasOfOneRankAre) {
   EXPECT_THAT(note("zero1", {.replicate = 4, .shard = 1}), HasSubstr("is no_shard"));
   EXPECT_THAT(note("hybrid_shard", {.replicate = 2, .shard = 1}), HasSubstr("is no_shard"));
   EXPECT_THAT(note("hybrid_full_optimizer", {.replicate = 4, .shard = 1}),
-              AllOf(HasSubstr("is zero1"), HasSubstr("--replicas 2")));
+              AllOf(HasSubstr("is zero1"), HasSubstr("`replicas` 2")));
 }
 
 TEST(ReductionOrder, ReadsItsOwnNames) {

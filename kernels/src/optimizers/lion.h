@@ -51,8 +51,8 @@ struct Lion {
     // The product of two fp32 is exact in fp64.
     const double decay =
         1.0 - static_cast<double>(learning_rate) * static_cast<double>(rates.weight_decay);
-    return {gradient_scale,  static_cast<float>(decay), learning_rate,
-            scalars[kBeta1], 1.0F - scalars[kBeta1],    scalars[kBeta2],
+    return {gradient_scale,        static_cast<float>(decay), learning_rate,
+            scalars[kBeta1],       1.0F - scalars[kBeta1],    scalars[kBeta2],
             1.0F - scalars[kBeta2]};
   }
 

@@ -13,8 +13,8 @@ std::vector<OffloadedInput> plan_inputs(const Schedule& schedule, const PlanOpti
   require(schedule.recompute == Recompute::kFull, ErrorCode::kConfig,
           "activations wait on the host only where layers keep nothing but their input: recompute "
           "is ",
-          to_string(schedule.recompute), "; use --recompute full, or leave --offload-activations ",
-          "out");
+          to_string(schedule.recompute),
+          "; use `policy.recompute` full, or leave `offload_activations` ", "out");
   require(options.offload_activations.size() == schedule.layers.size(), ErrorCode::kInvalidArgument,
           "the sizes of ", options.offload_activations.size(),
           " layers' inputs are given, and the model has ", schedule.layers.size(), " layers");

@@ -48,7 +48,7 @@ void check_homes(const ModelLayout& layout, const StateOptions& options,
       "what leaves the device is gathered in one piece, but frozen parameters are on every rank "
       "whole and trainable ones sharded over ",
       to_string(placement.parameter),
-      "; shard frozen parameters (--strategy full_shard), or leave out --offload-parameters");
+      "; shard frozen parameters (`strategy` full_shard), or leave out `offload_parameters`");
 }
 
 }  // namespace
