@@ -154,7 +154,7 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   for (const Program& program : programs) {
     auto& own = shapes[program.source];
     if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
-    simulated.push_back({program.schedule, own.get()});
+    simulated.push_back({program.schedule, own.get(), program.predicts});
     schedules.push_back(program.schedule);
   }
   RankGroups groups = RankGroups::simulated(0, schedules);

@@ -124,6 +124,9 @@ Value without_first(Tape& tape, const Value& x, std::int64_t count);
 // The losses' gradients are computed in forward, while the logits are at hand, with
 // TapeOptions::loss_scale: a loss must be the last operation of the last layer, and the gradient
 // that backward is given for it must be loss_scale everywhere. Its values are not read again.
+//
+// With TapeOptions::predicts there are no targets, and a loss returns what it would have compared
+// with them: logits, or x. So the last layer's output is what it predicts.
 
 /// Loss per row, (rows) fp32, of softmax(logits (..., V)) against targets (rows elements) int32.
 /// `logits` become their own gradient. A row whose target is `ignore_index` has loss 0 and no
