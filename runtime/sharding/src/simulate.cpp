@@ -43,7 +43,8 @@ void record_attention(const Args& args, Stream& stream) {
                               .dtype = args.qkv.dtype,
                               .backward = kBackward,
                               .window = args.window,
-                              .documents = static_cast<bool>(args.starts)});
+                              .documents = static_cast<bool>(args.starts),
+                              .causal = args.causal});
   if constexpr (kBackward) {
     attention_kernels->attention_backward(args, stream);
   } else {

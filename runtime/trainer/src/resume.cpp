@@ -17,7 +17,8 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
   const OptimizerOptions& optimizer = options.optimizer;
   const std::vector<NamedText> all = identity_of_options(options);
   std::vector<NamedText> own{{"optimizer", optimizer.name}};
-  std::vector<std::string> names{"weight_decay", "learning_rate_groups", "clip_norm", "stochastic_rounding"};
+  std::vector<std::string> names{"weight_decay", "learning_rate_groups", "clip_norm",
+                                 "stochastic_rounding"};
   const std::vector<double> values = hyperparameter_values(optimizer);
   const auto& rows = find_optimizer(optimizer.name).hyperparameters;
   for (std::size_t i = 0; i < values.size(); ++i) {
