@@ -244,8 +244,8 @@ void plain_step(State<G, P>& state, const Segments& segments) {
         for (int s = 0; s < 2; ++s) {
           moments[s] = dynamic_map(s == 0)[state.codes[s][i]] * state.absmax[s][block];
         }
-        plain_adamw(as_float(state.gradient[i]), segment.rates, state.scalars,
-                    state.master[i], moments[0], moments[1]);
+        plain_adamw(as_float(state.gradient[i]), segment.rates, state.scalars, state.master[i],
+                    moments[0], moments[1]);
         for (int s = 0; s < 2; ++s) values[s].push_back(moments[s]);
         state.parameter[i] = P(state.master[i]);
       }

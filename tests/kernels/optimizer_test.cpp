@@ -101,7 +101,8 @@ template <bool kHasMomentum, bool kNesterov>
 Exact exact_sgd(double g, const SegmentRates& rates, const Element& before) {
   const double momentum = kHasMomentum ? widened(kMomentum) : 0.0, lr = learning_rate(rates);
   const auto combine = [&](auto size) {  // the results, or with absolute values how large terms are
-    const double sum = size(widened(kGradientScale) * g) + size(widened(rates.weight_decay) * before[0]);
+    const double sum =
+        size(widened(kGradientScale) * g) + size(widened(rates.weight_decay) * before[0]);
     const double b = size(momentum * before[1]) + sum;
     return std::pair{b, kNesterov ? size(momentum * b) + sum : b};
   };
@@ -134,9 +135,8 @@ Exact exact_lion(double g, const SegmentRates& rates, const Element& before) {
   const double p = before[0] - lr * (sign + widened(rates.weight_decay) * before[0]);
   // Rounding may change the sign of what cancels almost.
   const double other_sign = c != 0 && std::abs(c) <= bound(beta1) ? 2 * lr : 0.0;
-  return {{{p, 3 * kUnit * (std::abs(before[0]) + lr) + other_sign},
-           {mean(beta2), bound(beta2)},
-           {}}};
+  return {
+      {{p, 3 * kUnit * (std::abs(before[0]) + lr) + other_sign}, {mean(beta2), bound(beta2)}, {}}};
 }
 
 void plain_lion(float g, const SegmentRates& rates, std::array<float, 3>& element) {
@@ -317,8 +317,7 @@ void check_against_double(const Case& c, std::int64_t n) {
       for (std::size_t s = 0; s < before.states.size(); ++s) {
         element[s + 1] = widened(before.states[s][i]);
       }
-      const Exact exact =
-          c.exact(widened(as_float(before.gradient[i])), segment.rates, element);
+      const Exact exact = c.exact(widened(as_float(before.gradient[i])), segment.rates, element);
       EXPECT_NEAR(widened(after.master[i]), exact[0].value, exact[0].bound);
       for (std::size_t s = 0; s < before.states.size(); ++s) {
         EXPECT_NEAR(widened(after.states[s][i]), exact[s + 1].value, exact[s + 1].bound);
