@@ -104,7 +104,7 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
   };
   // A part of what activations need.
   const std::size_t rest = planned - kCudaScratchBytes;
-  expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: --"});
+  expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: `"});
   // Too little for even the first tensor: memory comes in pages of 2 MiB.
   expect_with(4096, {"bytes of parameters for embedding", "others have taken memory",
                      "would fit (at least"});
