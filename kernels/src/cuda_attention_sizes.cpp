@@ -61,11 +61,11 @@ std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptio
   const std::int64_t fitting = largest_batch(call, options);
   return concat("for a micro-batch of ", call.batch, " cuDNN's attention backward needs ", bytes,
                 " bytes of scratch, over the limit of ", limit, "; use ",
-                fitting > 0 ? concat("--micro-batch ", fitting, " or less, ") : std::string(),
+                fitting > 0 ? concat("`micro_batch` ", fitting, " or less, ") : std::string(),
                 in_any_order <= limit
-                    ? concat("--deterministic-attention false, which needs ", in_any_order, ", ")
+                    ? concat("`deterministic_attention` false, which needs ", in_any_order, ", ")
                     : std::string(),
-                "or --attention cudnn, which has no limit");
+                "or `attention` cudnn, which has no limit");
 }
 
 std::int64_t cuda_attention_workspace_bytes(const CudaAttentionCall& call,

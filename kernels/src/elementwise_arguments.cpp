@@ -37,6 +37,26 @@ void check_backward(const char* kernel, const char* saved_name, const TensorView
   check_like(kernel, saved_name, saved, "dx", dx);
 }
 
+/// (rows, C), C at least 1.
+void check_matrix(const char* kernel, const char* name, const TensorView& view) {
+  require(view.shape.rank() == 2 && (view.numel() == 0 || view.shape[1] > 0),
+          ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", view.shape,
+          ", expected (rows, C)");
+}
+
+/// x or dx (B, L, C), L at least 1, and a mean or its gradient (B, C) of its dtype.
+void check_mean(const char* kernel, const char* name, const TensorView& x, const char* mean_name,
+                const TensorView& mean) {
+  require(x.shape.rank() == 3 && mean.shape == Shape({x.shape[0], x.shape[2]}) &&
+              (mean.numel() == 0 || x.shape[1] > 0),
+          ErrorCode::kInvalidArgument, kernel, ": ", name, " is ", x.shape, " and ", mean_name,
+          " is ", mean.shape, ", expected (B, L, C) and (B, C), L at least 1");
+  check_flat(kernel, name, x, x.numel());
+  check_flat(kernel, mean_name, mean, mean.numel());
+  require(mean.dtype == x.dtype, ErrorCode::kInvalidArgument, kernel, ": ", mean_name, " is ",
+          to_string(mean.dtype), ", but ", name, " is ", to_string(x.dtype));
+}
+
 /// x (rows, 2 F) and a tensor (rows, F) of its dtype.
 void check_gated(const char* kernel, const TensorView& x, const char* name,
                  const TensorView& half) {
@@ -105,6 +125,30 @@ void check_arguments(const ReluForwardArgs& args) { check_forward("relu_forward"
 
 void check_arguments(const ReluBackwardArgs& args) {
   check_backward("relu_backward", "y", args.y, args.dy, args.dx);
+}
+
+void check_arguments(const MultiplyArgs& args) {
+  check_flat("multiply", "a", args.a, args.a.numel());
+  check_like("multiply", "a", args.a, "b", args.b);
+  check_like("multiply", "a", args.a, "y", args.y);
+}
+
+void check_arguments(const SoftmaxForwardArgs& args) {
+  check_matrix("softmax_forward", "x", args.x);
+  check_forward("softmax_forward", args.x, args.y);
+}
+
+void check_arguments(const SoftmaxBackwardArgs& args) {
+  check_matrix("softmax_backward", "y", args.y);
+  check_backward("softmax_backward", "y", args.y, args.dy, args.dx);
+}
+
+void check_arguments(const MeanRowsForwardArgs& args) {
+  check_mean("mean_rows_forward", "x", args.x, "y", args.y);
+}
+
+void check_arguments(const MeanRowsBackwardArgs& args) {
+  check_mean("mean_rows_backward", "dx", args.dx, "dy", args.dy);
 }
 
 void check_arguments(const SwigluForwardArgs& args) {

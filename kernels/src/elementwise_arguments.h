@@ -24,6 +24,11 @@ void check_arguments(const FillNormalArgs& args);
 void check_arguments(const OrderedSumArgs& args);
 void check_arguments(const BiasGradientArgs& args);
 void check_arguments(const SquaredErrorArgs& args);
+void check_arguments(const MultiplyArgs& args);
+void check_arguments(const SoftmaxForwardArgs& args);
+void check_arguments(const SoftmaxBackwardArgs& args);
+void check_arguments(const MeanRowsForwardArgs& args);
+void check_arguments(const MeanRowsBackwardArgs& args);
 /// Not whether each token is in the vocabulary: that takes reading them.
 void check_arguments(const EmbeddingForwardArgs& args);
 void check_arguments(const EmbeddingBackwardArgs& args);

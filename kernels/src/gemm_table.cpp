@@ -182,15 +182,14 @@ GemmTable read_gemm_table(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   require(file.is_open() && !file.bad() && !text.empty(), ErrorCode::kNotFound, path,
-          ": there is no table of GEMMs that can be read; tessera calibrate --gemm-table ", path,
-          " writes one");
+          ": there is no table of GEMMs that can be read; tessera calibrate writes one");
   return parse_gemm_table(text, path);
 }
 
 void require_made_on(const GemmTable& table, const GemmMachine& machine) {
   require(table.machine == machine, ErrorCode::kConfig, "the table of GEMMs was made on ",
           describe(table.machine), ", and this is ", describe(machine),
-          "; leave --gemm-table out, or time this machine with tessera calibrate");
+          "; leave `gemm_table` out, or time this machine with tessera calibrate");
 }
 
 }  // namespace tessera

@@ -168,7 +168,7 @@ ExampleStore::Example ExampleStore::read_text(const ordered_json& line, Reading&
 ExampleStore::Example ExampleStore::read_chat(const ordered_json& line, Reading& reading) const {
   const bool has_template = reading.options.chat_template.has_value();
   require(has_template, ErrorCode::kConfig,
-          "has messages, which need a chat template; give --chat-template FILE, or write texts as "
+          "has messages, which need a chat template; give `chat_template` FILE, or write texts as "
           "\"prompt\" and \"completion\"");
   if (!reading.chat_template) reading.chat_template.emplace(*reading.options.chat_template);
   const auto messages_of = [&](const char* key) -> const ordered_json& {

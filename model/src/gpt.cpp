@@ -62,7 +62,7 @@ class Embedding : public gpt::CachingLayer {
     if (has_prompt_) {
       require(!inputs.starts, ErrorCode::kConfig,
               "a tuned prompt stands in front of a sequence, not of each document of a packed "
-              "sample; leave out --packing");
+              "sample; leave out `packing`");
       Value x =
           ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions, parameters.back());
       return ops::dropout(tape, std::move(x), dropout_);

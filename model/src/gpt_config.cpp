@@ -269,7 +269,7 @@ void check(const GptConfig& config) {
           "model: dropout must be in [0, 1), got ", config.dropout);
   require(config.base_format == WeightFormat::kNone || config.adapter.is_set(), ErrorCode::kConfig,
           "a base in ", to_string(config.base_format),
-          " stays as it is: give adapters to train, by --adapter, --lora or --ia3");
+          " stays as it is: give adapters to train: `adapter`");
   if (config.family == GptFamily::kGpt2) {
     GptConfig plain = config;
     for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;

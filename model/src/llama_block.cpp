@@ -62,7 +62,7 @@ class LlamaBlock : public CachingLayer {
     require(!heads.starts || heads.frequencies.data() == frequencies_.data(), ErrorCode::kConfig,
             "samples longer than ", config_.rotary.trained_context,
             " tokens have other rotary frequencies (longrope), which the documents of a packed "
-            "sample may not; give a shorter --sequence-length, or leave out --packing");
+            "sample may not; give a shorter `sequence_length`, or leave out `packing`");
     x = ops::heads(tape, x, heads);
     x = attend(tape, x, attention_, heads.starts, pass);
     const Value sum = add_residual(tape, std::move(x), *next++, input, parameters);

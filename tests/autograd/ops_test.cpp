@@ -231,6 +231,105 @@ TEST_F(Ops, AttentionBetweenProjections) {
                 }});
 }
 
+TEST_F(Ops, AttentionThatIsNotCausal) {
+  constexpr std::int64_t kB = 2, kL = 7, kH = 3, kD = 4;
+  check_op(memory_, *stream_,
+           {.inputs = {{kB, kL, 3 * kH * kD}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x,
+                      Parameters&) { return ops::attention(t, x[0], kH, 0, {}, false); },
+            .oracle = [](const auto& a) { return attention_oracle(a[0], kB, kL, kH, kD, false); }});
+}
+
+TEST_F(Ops, Multiply) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 7}, {3, 7}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::multiply(t, x[0], x[1]); },
+            .oracle = [](const auto& a) { return test::product_oracle(a[0], a[1]); }});
+}
+
+TEST_F(Ops, MultiplyOfAValueByItself) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 7}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::multiply(t, x[0], x[0]); },
+            .oracle = [](const auto& a) { return test::product_oracle(a[0], a[0]); }});
+}
+
+TEST_F(Ops, Softmax) {
+  check_op(memory_, *stream_,
+           {.inputs = {{2, 3, 11}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::softmax(t, x[0]); },
+            .oracle = [](const auto& a) { return test::softmax_oracle(a[0], 11); }});
+}
+
+/// In place of what nothing else holds; what was recomputed for backward stays as it is.
+TEST_F(Ops, SoftmaxOfAGelu) {
+  check_op(
+      memory_, *stream_,
+      {.inputs = {{4, 6}},
+       .parameters = {},
+       .run = [](Tape& t, Values& x,
+                 Parameters&) { return ops::softmax(t, ops::gelu(t, ops::gelu(t, x[0]))); },
+       .oracle =
+           [](const auto& a) { return test::softmax_oracle(gelu_oracle(gelu_oracle(a[0])), 6); }});
+}
+
+TEST_F(Ops, MatmulOfActivations) {
+  check_op(memory_, *stream_,
+           {.inputs = {{2, 3, 4, 5}, {2, 3, 5, 7}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::matmul(t, x[0], x[1]); },
+            .oracle = [](const auto& a) { return test::matmul_oracle(a[0], a[1], 6, 4, 7, 5); }});
+}
+
+TEST_F(Ops, MatmulWithTheSecondTransposed) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 4, 5}, {3, 7, 5}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::matmul(t, x[0], x[1], true); },
+            .oracle =
+                [](const auto& a) {
+                  return test::matmul_oracle(a[0], test::transposed_oracle(a[1], 3, 7, 5), 3, 4, 7,
+                                             5);
+                }});
+}
+
+/// Attention of one head, put together from products and a softmax, is the operation's.
+TEST_F(Ops, MatmulsAndSoftmaxMakeAttention) {
+  constexpr std::int64_t kB = 2, kL = 6, kD = 4;
+  check_op(memory_, *stream_,
+           {.inputs = {{kB, kL, kD}, {kB, kL, kD}, {kB, kL, kD}},
+            .parameters = {},
+            .run =
+                [](Tape& t, Values& x, Parameters&) {
+                  const Value p = ops::softmax(t, ops::matmul(t, x[0], x[1], true));
+                  return ops::matmul(t, p, x[2]);
+                },
+            .oracle =
+                [](const auto& a) {
+                  Doubles qkv;  // (B, L, 3, D); the operation divides scores by the root of D
+                  for (std::size_t row = 0; row < kB * kL; ++row) {
+                    for (std::size_t part = 0; part < 3; ++part) {
+                      for (std::size_t d = 0; d < kD; ++d) {
+                        qkv.push_back(a[part][row * kD + d] * (part == 0 ? std::sqrt(kD) : 1.0));
+                      }
+                    }
+                  }
+                  return attention_oracle(qkv, kB, kL, 1, kD, false);
+                }});
+}
+
+TEST_F(Ops, MeanRows) {
+  check_op(memory_, *stream_,
+           {.inputs = {{3, 5, 7}},
+            .parameters = {},
+            .run = [](Tape& t, Values& x, Parameters&) { return ops::mean_rows(t, x[0]); },
+            .oracle = [](const auto& a) { return test::mean_rows_oracle(a[0], 3, 5, 7); }});
+}
+
 TEST_F(Ops, AValueWithManyConsumers) {
   // The gradient of x[0] arrives four times, twice from one addition.
   check_op(memory_, *stream_,

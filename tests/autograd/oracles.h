@@ -75,9 +75,62 @@ inline Doubles sum_oracle(const Doubles& a, const Doubles& b) {
   return y;
 }
 
+inline Doubles product_oracle(const Doubles& a, const Doubles& b) {
+  Doubles y(a.size());
+  std::transform(a.begin(), a.end(), b.begin(), y.begin(), std::multiplies<>());
+  return y;
+}
+
+/// Of rows of `columns`.
+inline Doubles softmax_oracle(const Doubles& x, std::size_t columns) {
+  Doubles y;
+  for (const double v : x) y.push_back(std::exp(v));
+  for (std::size_t begin = 0; begin < y.size(); begin += columns) {
+    const auto row = y.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto end = row + static_cast<std::ptrdiff_t>(columns);
+    const double sum = std::accumulate(row, end, 0.0);
+    std::for_each(row, end, [&](double& v) { v /= sum; });
+  }
+  return y;
+}
+
+/// (B, M, K) (B, K, N) -> (B, M, N)
+inline Doubles matmul_oracle(const Doubles& a, const Doubles& b, std::int64_t batch, std::int64_t m,
+                             std::int64_t n, std::int64_t k) {
+  Doubles c(at(batch * m * n));
+  for (std::int64_t i = 0; i < batch * m * n; ++i) {
+    const std::int64_t matrix = i / (m * n), column = i % n;
+    for (std::int64_t j = 0; j < k; ++j) {
+      c[at(i)] += a[at(i / n * k + j)] * b[at((matrix * k + j) * n + column)];
+    }
+  }
+  return c;
+}
+
+/// (B, R, C) -> (B, C, R)
+inline Doubles transposed_oracle(const Doubles& x, std::int64_t batch, std::int64_t rows,
+                                 std::int64_t columns) {
+  Doubles y(x.size());
+  for (std::int64_t i = 0; i < batch * rows * columns; ++i) {
+    const std::int64_t matrix = i / (rows * columns), row = i / columns % rows, c = i % columns;
+    y[at((matrix * columns + c) * rows + row)] = x[at(i)];
+  }
+  return y;
+}
+
+/// (B, L, C) -> (B, C)
+inline Doubles mean_rows_oracle(const Doubles& x, std::int64_t batch, std::int64_t length,
+                                std::int64_t width) {
+  Doubles y(at(batch * width));
+  for (std::int64_t i = 0; i < batch * length * width; ++i) {
+    y[at(i / (length * width) * width + i % width)] += x[at(i)] / static_cast<double>(length);
+  }
+  return y;
+}
+
 /// qkv (B, L, 3, H, D) -> (B, L, H, D)
 inline Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t l, std::int64_t h,
-                                std::int64_t d) {
+                                std::int64_t d, bool causal = true) {
   const auto element = [&](std::int64_t n, std::int64_t t, std::int64_t which, std::int64_t head,
                            std::int64_t i) {
     return qkv[at((((n * l + t) * 3 + which) * h + head) * d + i)];
@@ -87,7 +140,8 @@ inline Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t
     for (std::int64_t head = 0; head < h; ++head) {
       for (std::int64_t t = 0; t < l; ++t) {
         Doubles weights;
-        for (std::int64_t s = 0; s <= t; ++s) {
+        const std::int64_t last = causal ? t : l - 1;
+        for (std::int64_t s = 0; s <= last; ++s) {
           double score = 0.0;
           for (std::int64_t i = 0; i < d; ++i) {
             score += element(n, t, 0, head, i) * element(n, s, 1, head, i);
@@ -95,7 +149,7 @@ inline Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t
           weights.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
         }
         const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-        for (std::int64_t s = 0; s <= t; ++s) {
+        for (std::int64_t s = 0; s <= last; ++s) {
           for (std::int64_t i = 0; i < d; ++i) {
             out[at(((n * l + t) * h + head) * d + i)] +=
                 weights[at(s)] / total * element(n, s, 2, head, i);

@@ -382,6 +382,9 @@ TEST_F(TapeBehaviour, OperationsRefuseWhatDoesNotFit) {
     EXPECT_THAT(refusal([&] { ops::gelu(tape, {.tensor = tokens}); }), HasSubstr("int32"));
     EXPECT_THAT(refusal([&] { ops::attention(tape, x, 1); }), HasSubstr("batch, length"));
     EXPECT_THAT(refusal([&] { ops::attention(tape, cube, 2); }), HasSubstr("3 * heads"));
+    EXPECT_THAT(refusal([&] { ops::multiply(tape, x, cube); }), HasSubstr("multiply: b"));
+    EXPECT_THAT(refusal([&] { ops::matmul(tape, x, cube); }), HasSubstr("matmul: a"));
+    EXPECT_THAT(refusal([&] { ops::mean_rows(tape, x); }), HasSubstr("batch, length"));
     EXPECT_THAT(refusal([&] { ops::dropout(tape, x, 1.0F); }), HasSubstr("[0, 1)"));
     EXPECT_THAT(refusal([&] { ops::embedding(tape, tokens, w.parameter, &w.parameter); }),
                 HasSubstr("longer than the context of 4"));

@@ -149,7 +149,7 @@ TEST(ResumeLossScale, SaysWhatItDoesNotFindAndWhatItLeavesBehind) {
   TrainerOptions rest = test::options_of({.ranks = 2}, kSteps);
   rest.checkpoints.resume = folder.path("scaled");
   const Trained last = train(rest);
-  EXPECT_THAT(last.notes, Contains(HasSubstr("is left behind: --loss-scale is none")));
+  EXPECT_THAT(last.notes, Contains(HasSubstr("is left behind: `loss_scale.choice` is none")));
   EXPECT_EQ(last.rates.front(), resolved(rest).learning_rate.at(6 - skipped));
 }
 

@@ -301,7 +301,7 @@ TEST(Resume, NamesWhatDiffersAndTheOptionThatAllowsIt) {
   rest.checkpoints.resume = folder.path("run");
   rest.optimizer.weight_decay = 0.25F;
   EXPECT_THAT(refusal(rest), AllOf(HasSubstr("weight_decay was"), HasSubstr("0.25"),
-                                   HasSubstr("--allow-other-optimizer")));
+                                   HasSubstr("`checkpoints.allow_other_optimizer`")));
   rest.checkpoints.allow_other_optimizer = true;
   EXPECT_EQ(refusal(rest), "");
   rest.optimizer.name = "sgd";
@@ -311,7 +311,7 @@ TEST(Resume, NamesWhatDiffersAndTheOptionThatAllowsIt) {
   rest.seed = 3;
   rest.checkpoints.resume = folder.path("run");
   EXPECT_THAT(refusal(rest),
-              AllOf(HasSubstr("seed was 0 and is 3"), HasSubstr("--allow-other-data")));
+              AllOf(HasSubstr("seed was 0 and is 3"), HasSubstr("`checkpoints.allow_other_data`")));
   rest = options_of({});
   rest.steps = 2;
   rest.checkpoints.resume = folder.path("run");
@@ -321,7 +321,7 @@ TEST(Resume, NamesWhatDiffersAndTheOptionThatAllowsIt) {
   EXPECT_THAT(refusal(rest), HasSubstr("has checkpoints already"));
   rest.checkpoints.folder = "";
   rest.checkpoints.resume = "latest";
-  EXPECT_THAT(refusal(rest), HasSubstr("--save, which is not given"));
+  EXPECT_THAT(refusal(rest), HasSubstr("`checkpoints.folder`, which is not given"));
   rest.checkpoints.resume = folder.path("nothing");
   EXPECT_THAT(refusal(rest), HasSubstr("there is no checkpoint in"));
 }
@@ -500,7 +500,8 @@ TEST_F(ChangedBytes, ArePassedOverForTheCheckpointBeforeWithAWarning) {
 TEST_F(ChangedBytes, OfAllCheckpointsOrOfANamedOneAreAnError) {
   change(at("step_3"));
   EXPECT_THAT(refusal(resuming(at("step_3"))),
-              AllOf(HasSubstr("does not match its hash"), HasSubstr("--resume " + at("step_2"))));
+              AllOf(HasSubstr("does not match its hash"),
+                    HasSubstr("`checkpoints.resume` " + at("step_2"))));
   change(at("step_2"));
   change(at("step_1"));
   for (const std::string& resume : {std::string("auto"), at("")}) {

@@ -305,6 +305,11 @@ TEST_F(EvaluateCommand, OptimizersAreChosenByName) {
   EXPECT_THAT(refused({"--optimizer", "sgd", "--nesterov"}),
               HasSubstr("nesterov needs a momentum above 0"));
   EXPECT_THAT(refused({"--optimizer", "sdg"}), HasSubstr("did you mean 'sgd'"));
+  EXPECT_NE(sha256({"--lr-group", "h.*.attn.*=0.1,*.bias=1:0"}), all.front());
+  EXPECT_EQ(read_log("run.jsonl").at(0)["learning_rate_groups"], "h.*.attn.*=0.1,*.bias=1:0");
+  EXPECT_THAT(refused({"--lr-group", "h.*.atn.*=0.1"}), HasSubstr("near names are h.*.attn.*, "));
+  EXPECT_THAT(refused({"--lr-group", "h.*"}),
+              HasSubstr("--learning-rate-groups: 'h.*' is no group"));
 }
 
 }  // namespace

@@ -83,6 +83,8 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--gradient_accumulation_steps", "2"}, "accumulate", 2},
       {{"--max_grad_norm", "0.5"}, "clip_norm", 0.5},
       {{"--adam_beta2", "0.5"}, "beta2", 0.5},
+      {{"--optim", "lion_32bit"}, "optimizer", "lion"},
+      {{"--lr-group", "*.bias=2"}, "learning_rate_groups", "*.bias=2"},
       {{"--bf16"}, "precision", "bf16"},
       {{"--bf16", "False"}, "precision", "fp32"},
       {{"--mixed_precision", "no"}, "precision", "fp32"},

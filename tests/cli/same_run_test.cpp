@@ -143,6 +143,7 @@ const std::map<std::string, Other> kOthers{
     {"beta2", {"0.8"}},
     {"epsilon", {"1e-7"}},
     {"optimizer", {"sgd"}},
+    {"learning_rate_groups", {"*.weight=0.5"}},
     {"momentum", {"0.5", {{"optimizer", "sgd"}}}},
     {"nesterov", {"true", {{"optimizer", "sgd"}, {"momentum", "0.5"}}}},
     {"clip_norm", {"0.5"}},

@@ -71,6 +71,7 @@ const std::map<std::string, Get>& getters() {
       {"decay_steps", [](const O& o) { return or_null(o.learning_rate.decay_steps); }},
       {"optimizer", [](const O& o) { return o.optimizer.name; }},
       {"weight_decay", [](const O& o) { return or_null(o.optimizer.weight_decay); }},
+      {"learning_rate_groups", [](const O& o) { return to_string(o.optimizer.groups); }},
       {"beta1", [](const O& o) { return o.optimizer.hyperparameters.at("beta1"); }},
       {"beta2", [](const O& o) { return o.optimizer.hyperparameters.at("beta2"); }},
       {"epsilon", [](const O& o) { return o.optimizer.hyperparameters.at("epsilon"); }},

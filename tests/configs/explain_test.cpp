@@ -254,7 +254,7 @@ TEST_F(ExplainCommand, ExplainsAStrategy) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["gradients"], "none");
 }
 
-TEST_F(ExplainCommand, TakesSgdAndTheNormOfItsParameters) {
+TEST_F(ExplainCommand, TakesSgdLionAndTheNormOfTheirParameters) {
   const auto settings_of = [&](const std::string& name, const std::string& text) {
     const ProgramResult planned =
         run({"plan", "--format", "json", "--layers", "2", "--config", write(name, text)});
@@ -278,6 +278,17 @@ TEST_F(ExplainCommand, TakesSgdAndTheNormOfItsParameters) {
   EXPECT_EQ(plain["nesterov"], false);
   EXPECT_EQ(plain["weight_decay"], 0.0);
   EXPECT_EQ(plain["clip_norm"], 0.0);
+  const auto lion = settings_of("lion.json", begin + R"({"type": "lion", "params": {"lr": 0.125,
+      "betas": [0.75, 0.875], "weight_decay": 0.25, "fp32_optimizer_states": true}}})");
+  EXPECT_EQ(lion["optimizer"], "lion");
+  EXPECT_EQ(lion["beta1"], 0.75);
+  EXPECT_EQ(lion["beta2"], 0.875);
+  EXPECT_EQ(lion["weight_decay"], 0.25);
+  EXPECT_EQ(lion["learning_rate"], 0.125);
+  const auto plain_lion = settings_of("plain_lion.json", begin + R"({"type": "Lion"}})");
+  EXPECT_EQ(plain_lion["beta1"], 0.9);
+  EXPECT_EQ(plain_lion["beta2"], 0.99);
+  EXPECT_EQ(plain_lion["weight_decay"], 0.0);
   const auto both = settings_of("both.json", begin + R"({"type": "AdamW", "params":
       {"lr": 0.125, "max_grad_norm": 0.5}}, "gradient_clipping": 2.0})");
   EXPECT_EQ(both["clip_norm"], 2.0);
@@ -286,6 +297,8 @@ TEST_F(ExplainCommand, TakesSgdAndTheNormOfItsParameters) {
       {R"({"type": "SGD", "params": {"betas": [0.9, 0.99]}})", "SGD has no such parameter"},
       {R"({"type": "SGD", "params": {"dampening": 0.5}})", "dampening"},
       {R"({"type": "SGD", "params": {"nesterov": true}})", "needs a momentum above 0"},
+      {R"({"type": "Lion", "params": {"eps": 1e-8}})", "Lion has no such parameter"},
+      {R"({"type": "Lion", "params": {"fp32_optimizer_states": false}})", "states in 16 bits"},
       {R"({"type": "AdamW", "params": {"momentum": 0.9}})", "AdamW has no such parameter"}};
   for (const auto& [optimizer, why] : refused) {
     const ProgramResult result =

@@ -70,13 +70,13 @@ TEST_F(CudaChoices, AGraphIsReplayedOrTheReasonTold) {
   options.time_actions.reset();
   expect_graph(trainer(options), "");  // a thread group of one rank has nothing to exchange
   options.time_actions = true;
-  expect_graph(trainer(options), "--time-actions");
+  expect_graph(trainer(options), "`time_actions`");
   options = cuda_options("full_shard", 2);
   expect_graph(trainer(options), "the ranks of a thread group");
   options.group = GroupChoice::kNccl;
   expect_graph(trainer(options), "");
   options.check_collectives = true;
-  expect_graph(trainer(options), "--check-collectives");
+  expect_graph(trainer(options), "`check_collectives`");
 }
 
 TEST_F(CudaChoices, StepsAreTracedUnlessTheyAreGraphs) {
@@ -177,7 +177,7 @@ TEST_F(CudaChoices, AttentionOfCudnnNeedsAGpuAndSixteenBits) {
     EXPECT_NO_THROW(resolved(options));
   }
   options.device = DeviceChoice::kCpu;
-  EXPECT_THAT(error_of(options), HasSubstr("leave --attention out"));
+  EXPECT_THAT(error_of(options), HasSubstr("leave `attention` out"));
 }
 
 TEST_F(CudaChoices, WhatWasNotAskedForIsNotExplained) {

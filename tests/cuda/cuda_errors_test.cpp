@@ -35,7 +35,7 @@ void expect_error(ErrorCode code, const std::vector<std::string>& words,
 TEST_F(CudaErrors, NoDriver) {
   fake_cuda::configure({.driver_version = 0});
   EXPECT_FALSE(cuda_status().usable());
-  expect_error(ErrorCode::kUnavailable, {"driver", "--device cpu"},
+  expect_error(ErrorCode::kUnavailable, {"driver", "`device` cpu"},
                [] { run(small_gpt(), cuda_options("no_shard", 1)); });
 }
 
@@ -68,7 +68,7 @@ TEST_F(CudaErrors, NoSuchGpu) {
 TEST_F(CudaErrors, FewerGpusThanRanksOfNccl) {
   TrainerOptions options = cuda_options("full_shard", 2);
   options.group = GroupChoice::kNccl;
-  expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "leave --group nccl out"},
+  expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "leave `group` nccl out"},
                [&] { run(small_gpt(), options); });
 }
 
@@ -104,7 +104,7 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
   };
   // A part of what activations need.
   const std::size_t rest = planned - kCudaScratchBytes;
-  expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: --"});
+  expect_with(kCudaScratchBytes + rest * 3 / 4, {"others have taken memory", "this would fit: `"});
   // Too little for even the first tensor: memory comes in pages of 2 MiB.
   expect_with(4096, {"bytes of parameters for embedding", "others have taken memory",
                      "would fit (at least"});

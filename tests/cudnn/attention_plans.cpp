@@ -112,6 +112,15 @@ TEST_P(CudnnPlans, TakeLengthsThatAreNoMultipleOfATile) {
   }
 }
 
+TEST_P(CudnnPlans, TakeAttentionThatIsNotCausal) {
+  for (const CudnnPass pass :
+       {CudnnPass::kForward, CudnnPass::kBackward, CudnnPass::kBackwardDeterministic}) {
+    CudnnAttentionShape s = shape(pass);
+    s.causal = false;
+    EXPECT_NO_THROW(plan(s)) << static_cast<int>(pass);
+  }
+}
+
 TEST_P(CudnnPlans, RefuseOddHeadSizes) {
   for (const CudnnPass pass : {CudnnPass::kForward, CudnnPass::kBackwardDeterministic}) {
     CudnnAttentionShape s = shape(pass);

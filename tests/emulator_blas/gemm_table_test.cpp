@@ -101,7 +101,7 @@ TEST(GemmTable, NamesWhatIsWrongWithAFile) {
   EXPECT_THAT(refusal(with("\"fused\"", "\"separate\"")), HasSubstr("separate"));
   EXPECT_THAT(refusal(with("fedcba9876543210", "")), HasSubstr("eight words"));
   EXPECT_THAT(message_of(ErrorCode::kNotFound, [] { read_gemm_table("/nowhere/t.json"); }),
-              HasSubstr("calibrate --gemm-table /nowhere/t.json"));
+              HasSubstr("calibrate writes one"));
 }
 
 /// Square products on an emulated GPU.

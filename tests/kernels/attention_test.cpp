@@ -10,6 +10,10 @@ struct Sizes {
   std::int64_t batch, length, heads, dim;
   std::int64_t window = 0;
   std::int64_t document = 0;  ///< length of documents, of sequence b longer by b; 0: one
+  bool causal = true;
+
+  /// Behind the last key that a query sees.
+  std::int64_t keys_end(std::int64_t query) const { return causal ? query + 1 : length; }
 
   std::int64_t start_of(std::int64_t b, std::int64_t place) const {
     return document == 0 ? 0 : place / (document + b) * (document + b);
@@ -30,7 +34,7 @@ struct Sizes {
 
 std::string name(const Sizes& s) {
   return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ",
-                s.window, ", documents of ", s.document);
+                s.window, ", documents of ", s.document, s.causal ? "" : ", not causal");
 }
 
 /// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).
@@ -57,9 +61,9 @@ struct ForwardOracle {
 /// The probabilities of query l, and their log-denominator. Keys before its window have 0.
 Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::int64_t h,
                       std::int64_t l, double& lse) {
-  Doubles p(at(l + 1));
+  Doubles p(at(i.s.keys_end(l)));
   double maximum = -INFINITY;
-  for (std::int64_t k = i.s.first_key(b, l); k <= l; ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(l); ++k) {
     for (std::int64_t d = 0; d < i.s.dim; ++d) {
       p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
     }
@@ -67,7 +71,7 @@ Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::i
     maximum = std::max(maximum, p[at(k)]);
   }
   double sum = 0.0;
-  for (std::int64_t k = i.s.first_key(b, l); k <= l; ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(l); ++k) {
     sum += p[at(k)] = std::exp(p[at(k)] - maximum);
   }
   for (double& value : p) value /= sum;
@@ -90,7 +94,7 @@ ForwardOracle forward_oracle(const Doubles& qkv, const Sizes& s) {
   ForwardOracle r{Doubles(at(out_numel(s))), Doubles(at(s.batch * s.heads * s.length))};
   each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
     const Doubles p = probabilities(qkv, i, b, h, l, r.lse[i.lse(b, h, l)]);
-    for (std::int64_t k = 0; k <= l; ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         r.out[i.out(b, l, h, d)] += p[at(k)] * qkv[i.qkv(b, k, 2, h, d)];
       }
@@ -114,13 +118,13 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d
     for (std::int64_t d = 0; d < s.dim; ++d) {
       delta += d_out[i.out(b, l, h, d)] * out[i.out(b, l, h, d)];
     }
-    for (std::int64_t k = 0; k <= l; ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         dp[at(k)] += d_out[i.out(b, l, h, d)] * qkv[i.qkv(b, k, 2, h, d)];
         g[i.qkv(b, k, 2, h, d)] += p[at(k)] * d_out[i.out(b, l, h, d)];
       }
     }
-    for (std::int64_t k = 0; k <= l; ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
       const double ds = p[at(k)] * (dp[at(k)] - delta) * scale;
       for (std::int64_t d = 0; d < s.dim; ++d) {
         g[i.qkv(b, l, 0, h, d)] += ds * qkv[i.qkv(b, k, 1, h, d)];
@@ -169,7 +173,8 @@ Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
        .lse = view_of(r.lse, Shape{s.batch, s.heads, s.length}),
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
        .window = s.window,
-       .starts = starts_view(starts, s)},
+       .starts = starts_view(starts, s),
+       .causal = s.causal},
       stream);
   expect_guard(workspace);
   return r;
@@ -192,7 +197,8 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
        .d_qkv = view_of(d_qkv, packed),
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
        .window = s.window,
-       .starts = starts_view(starts, s)},
+       .starts = starts_view(starts, s),
+       .causal = s.causal},
       stream);
   expect_guard(workspace);
   return d_qkv;
@@ -269,6 +275,29 @@ TYPED_TEST(Attention, StaysWithinDocuments) {
                                           {2, 1100, 1, 4, 0, 530}, {1, 1100, 1, 4, 600, 1040},
                                           {2, 700, 1, 4, 33, 90},  {1, 64, 1, 4, 0, 64}};
   for (const Sizes& s : sizes) check<TypeParam>(s);
+}
+
+// Every query sees every key, also those in blocks after its own; of the last block some are none.
+TYPED_TEST(Attention, SeesTheWholeSequenceIfItIsNotCausal) {
+  std::vector<Sizes> sizes{{1, 1, 1, 1},   {2, 3, 2, 5},     {1, 17, 3, 16},
+                           {1, 65, 2, 64}, {1, 130, 1, 33},  {1, 97, 2, 72},
+                           {2, 64, 1, 64}, {1, 161, 1, 128}, {1, 257, 1, 8}};
+  if (!testing_cuda()) {
+    for (const Sizes& s : {Sizes{1, 700, 2, 16}, Sizes{1, 1031, 1, 3}, Sizes{1, 512, 1, 4}}) {
+      sizes.push_back(s);
+    }
+  }
+  for (Sizes s : sizes) {
+    s.causal = false;
+    check<TypeParam>(s);
+  }
+}
+
+TEST(AttentionErrors, OnlyCausalAttentionHasWindowsAndDocuments) {
+  for (Sizes s : {Sizes{1, 8, 1, 4, 2}, Sizes{1, 8, 1, 4, 0, 4}}) {
+    s.causal = false;
+    EXPECT_THROW(forward(random_values<float>(3 * out_numel(s), 1), s), Error) << name(s);
+  }
 }
 
 TYPED_TEST(Attention, OneDocumentOfTheWholeSequenceChangesNoBit) {
@@ -446,6 +475,10 @@ TYPED_TEST(Attention, DoesNotDependOnTheThreads) {
     run_on_any_threads([&] { return forward(qkv, s).out; });
     run_on_any_threads([&] { return forward(qkv, s).lse; });
     run_on_any_threads([&] { return backward(qkv, d_out, s); });
+    Sizes whole = s;
+    whole.causal = false;
+    run_on_any_threads([&] { return forward(qkv, whole).out; });
+    run_on_any_threads([&] { return backward(qkv, d_out, whole); });
   }
 }
 

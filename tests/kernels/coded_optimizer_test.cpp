@@ -175,7 +175,7 @@ Segments narrow(const Segments& segments, std::int64_t begin, std::int64_t count
   for (const OptimizerSegment& s : segments) {
     const std::int64_t from = std::max(s.begin, begin) - begin;
     const std::int64_t to = std::min(s.end, begin + count) - begin;
-    if (from < to) inside.push_back({from, to, s.weight_decay});
+    if (from < to) inside.push_back({from, to, s.rates});
   }
   return inside;
 }
@@ -214,10 +214,10 @@ void step_on(State<G, P>& state, const Segments& segments, std::int64_t begin, s
 }
 
 /// AdamW's step, as optimizer_test.cpp holds it to the formula.
-void plain_adamw(float g, float weight_decay, const std::vector<float>& scalars, float& p, float& m,
-                 float& v) {
-  const auto decay =
-      static_cast<float>(1.0 - static_cast<double>(scalars[0]) * static_cast<double>(weight_decay));
+void plain_adamw(float g, const SegmentRates& rates, const std::vector<float>& scalars, float& p,
+                 float& m, float& v) {
+  const auto decay = static_cast<float>(1.0 - static_cast<double>(scalars[0]) *
+                                                  static_cast<double>(rates.weight_decay));
   g = kGradientScale * g;
   const float new_g = (1.0F - kBeta1) * g;
   m = std::fma(kBeta1, m, new_g);
@@ -244,8 +244,8 @@ void plain_step(State<G, P>& state, const Segments& segments) {
         for (int s = 0; s < 2; ++s) {
           moments[s] = dynamic_map(s == 0)[state.codes[s][i]] * state.absmax[s][block];
         }
-        plain_adamw(as_float(state.gradient[i]), segment.weight_decay, state.scalars,
-                    state.master[i], moments[0], moments[1]);
+        plain_adamw(as_float(state.gradient[i]), segment.rates, state.scalars, state.master[i],
+                    moments[0], moments[1]);
         for (int s = 0; s < 2; ++s) values[s].push_back(moments[s]);
         state.parameter[i] = P(state.master[i]);
       }

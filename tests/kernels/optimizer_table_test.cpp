@@ -81,9 +81,18 @@ TEST(OptimizerTable, ValuesAreDefaultsOrWhatIsGiven) {
   EXPECT_THAT(values_of("sgd", {{"nesterov", 1.0}, {"momentum", 0.5}}), ElementsAre(0.5, 1.0));
 }
 
+/// bitsandbytes' and DeepSpeed's defaults, and transformers' name.
+TEST(OptimizerTable, LionIsThatOfOtherPrograms) {
+  const Optimizer& lion = find_optimizer("lion");
+  EXPECT_EQ(&find_optimizer("lion_32bit"), &lion);
+  EXPECT_THAT(values_of("lion"), ElementsAre(0.9, 0.99));
+  EXPECT_EQ(lion.weight_decay, 0.0);
+  EXPECT_THAT(names_of(optimizer_states(lion, values_of("lion"))), ElementsAre("momentum"));
+}
+
 TEST(OptimizerTable, SaysWhatIsWrong) {
-  expect_config_error([] { find_optimizer("lion"); },
-                      "unknown optimizer 'lion'; there are adamw, adamw8bit, sgd");
+  expect_config_error([] { find_optimizer("lamb"); },
+                      "unknown optimizer 'lamb'; there are adamw, adamw8bit, lion, sgd");
   expect_config_error(
       [] {
         values_of("sgd", {{"beta1", 0.5}});

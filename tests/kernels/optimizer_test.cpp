@@ -40,8 +40,8 @@ struct Case {
   std::string name;
   std::string optimizer;
   Given given;
-  Exact (*exact)(double g, double weight_decay, const Element& before);
-  void (*plain)(float g, float weight_decay, std::array<float, 3>& element);
+  Exact (*exact)(double g, const SegmentRates& rates, const Element& before);
+  void (*plain)(float g, const SegmentRates& rates, std::array<float, 3>& element);
 
   const Optimizer& row() const { return find_optimizer(optimizer); }
   std::vector<double> values() const { return hyperparameter_values(row(), given); }
@@ -51,26 +51,37 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 double widened(float value) { return static_cast<double>(value); }
 
-Exact exact_adamw(double g, double weight_decay, const Element& before) {
-  const double beta1 = widened(kBeta1), beta2 = widened(kBeta2), lr = widened(kLearningRate);
+double learning_rate(const SegmentRates& rates) {
+  return widened(kLearningRate) * widened(rates.learning_rate_scale);
+}
+
+Exact exact_adamw(double g, const SegmentRates& rates, const Element& before) {
+  const double beta1 = widened(kBeta1), beta2 = widened(kBeta2), lr = learning_rate(rates);
   g *= widened(kGradientScale);
   const double m = beta1 * before[1] + (1 - beta1) * g;
   const double v = beta2 * before[2] + (1 - beta2) * g * g;
-  const double p = before[0] * (1 - lr * weight_decay);
+  const double p = before[0] * (1 - lr * widened(rates.weight_decay));
   const double update = lr / (1 - std::pow(beta1, kStep)) * m /
                         (std::sqrt(v) / std::sqrt(1 - std::pow(beta2, kStep)) + widened(kEpsilon));
   const double m_size = std::abs(beta1 * before[1]) + std::abs((1 - beta1) * g);
   // The update inherits m's error, which cancellation may have made large relative to m.
   const double p_bound =
-      3 * kUnit * std::abs(p) + 9 * kUnit * std::abs(update) * m_size / std::abs(m);
+      3 * kUnit * std::abs(p) + 10 * kUnit * std::abs(update) * m_size / std::abs(m);
   return {{{p - update, p_bound}, {m, 3 * kUnit * m_size}, {v, 5 * kUnit * v}}};
 }
 
-void plain_adamw(float g, float weight_decay, std::array<float, 3>& element) {
+/// 1 - lr * weight_decay, lr rounded to fp32.
+float decay_of(const SegmentRates& rates) {
+  const float lr = kLearningRate * rates.learning_rate_scale;
+  return static_cast<float>(1.0 - widened(lr) * widened(rates.weight_decay));
+}
+
+void plain_adamw(float g, const SegmentRates& rates, std::array<float, 3>& element) {
   auto& [p, m, v] = element;
-  const double lr = widened(kLearningRate);
-  const auto decay = static_cast<float>(1.0 - lr * widened(weight_decay));
-  const auto step_size = static_cast<float>(lr / (1.0 - std::pow(widened(kBeta1), kStep)));
+  const float decay = decay_of(rates);
+  const float step_size =
+      rates.learning_rate_scale *
+      static_cast<float>(widened(kLearningRate) / (1.0 - std::pow(widened(kBeta1), kStep)));
   const auto correction2 =
       static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(widened(kBeta2), kStep)));
   g = kGradientScale * g;
@@ -87,10 +98,11 @@ void plain_adamw(float g, float weight_decay, std::array<float, 3>& element) {
 }
 
 template <bool kHasMomentum, bool kNesterov>
-Exact exact_sgd(double g, double weight_decay, const Element& before) {
-  const double momentum = kHasMomentum ? widened(kMomentum) : 0.0, lr = widened(kLearningRate);
+Exact exact_sgd(double g, const SegmentRates& rates, const Element& before) {
+  const double momentum = kHasMomentum ? widened(kMomentum) : 0.0, lr = learning_rate(rates);
   const auto combine = [&](auto size) {  // the results, or with absolute values how large terms are
-    const double sum = size(widened(kGradientScale) * g) + size(weight_decay * before[0]);
+    const double sum =
+        size(widened(kGradientScale) * g) + size(widened(rates.weight_decay) * before[0]);
     const double b = size(momentum * before[1]) + sum;
     return std::pair{b, kNesterov ? size(momentum * b) + sum : b};
   };
@@ -98,22 +110,50 @@ Exact exact_sgd(double g, double weight_decay, const Element& before) {
   const auto [b_size, direction_size] = combine([](double x) { return std::abs(x); });
   const double p = before[0] - lr * direction;
   return {
-      {{p, kUnit * std::abs(p) + 4 * kUnit * lr * direction_size}, {b, 3 * kUnit * b_size}, {}}};
+      {{p, kUnit * std::abs(p) + 5 * kUnit * lr * direction_size}, {b, 3 * kUnit * b_size}, {}}};
 }
 
 template <bool kHasMomentum, bool kNesterov>
-void plain_sgd(float g, float weight_decay, std::array<float, 3>& element) {
+void plain_sgd(float g, const SegmentRates& rates, std::array<float, 3>& element) {
   auto& [p, b, unused] = element;
   const float scaled = kGradientScale * g;
-  const float sum = std::fma(weight_decay, p, scaled);
+  const float sum = std::fma(rates.weight_decay, p, scaled);
   b = kHasMomentum ? std::fma(kMomentum, b, sum) : sum;
   const float direction = kNesterov ? std::fma(kMomentum, b, sum) : b;
-  p = std::fma(-kLearningRate, direction, p);
+  p = std::fma(-kLearningRate * rates.learning_rate_scale, direction, p);
+}
+
+/// The update of the paper (arXiv 2302.06675, program 1), with sign(0) = 0.
+Exact exact_lion(double g, const SegmentRates& rates, const Element& before) {
+  const double beta1 = widened(kBeta1), beta2 = widened(kBeta2), lr = learning_rate(rates);
+  g *= widened(kGradientScale);
+  const auto mean = [&](double beta) { return beta * before[1] + (1 - beta) * g; };
+  const auto bound = [&](double beta) {
+    return 4 * kUnit * (std::abs(beta * before[1]) + std::abs((1 - beta) * g));
+  };
+  const double c = mean(beta1), sign = c > 0 ? 1.0 : c < 0 ? -1.0 : 0.0;
+  const double p = before[0] - lr * (sign + widened(rates.weight_decay) * before[0]);
+  // Rounding may change the sign of what cancels almost.
+  const double other_sign = c != 0 && std::abs(c) <= bound(beta1) ? 2 * lr : 0.0;
+  return {
+      {{p, 3 * kUnit * (std::abs(before[0]) + lr) + other_sign}, {mean(beta2), bound(beta2)}, {}}};
+}
+
+void plain_lion(float g, const SegmentRates& rates, std::array<float, 3>& element) {
+  auto& [p, m, unused] = element;
+  const float lr = kLearningRate * rates.learning_rate_scale;
+  g = kGradientScale * g;
+  const float new_share = (1.0F - kBeta1) * g;
+  const float c = std::fma(kBeta1, m, new_share);
+  const float decayed = decay_of(rates) * p;
+  p = std::fma(-lr, c > 0 ? 1.0F : c < 0 ? -1.0F : c, decayed);
+  const float new_g = (1.0F - kBeta2) * g;
+  m = std::fma(kBeta2, m, new_g);
 }
 
 const std::vector<Case>& cases() {
-  static const Given betas{
-      {"beta1", widened(kBeta1)}, {"beta2", widened(kBeta2)}, {"epsilon", widened(kEpsilon)}};
+  static const Given two_betas{{"beta1", widened(kBeta1)}, {"beta2", widened(kBeta2)}};
+  static const Given betas{two_betas[0], two_betas[1], {"epsilon", widened(kEpsilon)}};
   static const std::vector<Case> all{
       {"adamw", "adamw", betas, exact_adamw, plain_adamw},
       {"sgd", "sgd", {}, exact_sgd<false, false>, plain_sgd<false, false>},
@@ -126,7 +166,8 @@ const std::vector<Case>& cases() {
        "sgd",
        {{"momentum", widened(kMomentum)}, {"nesterov", 1.0}},
        exact_sgd<true, true>,
-       plain_sgd<true, true>}};
+       plain_sgd<true, true>},
+      {"lion", "lion", two_betas, exact_lion, plain_lion}};
   return all;
 }
 
@@ -189,12 +230,15 @@ struct State {
 
 using Segments = std::vector<OptimizerSegment>;
 
-/// Parameters in turn with and without weight decay.
+/// Parameters in turn with and without weight decay, and every third with another learning rate.
 Segments segments_of(std::int64_t n) {
   Segments segments;
   const std::int64_t step = std::max<std::int64_t>(1, n / 5 - 1);
   for (std::int64_t begin = 0; begin < n; begin += step) {
-    segments.push_back({begin, std::min(n, begin + step), segments.size() % 2 == 0 ? 0.1F : 0.0F});
+    const std::size_t turn = segments.size();
+    segments.push_back({begin,
+                        std::min(n, begin + step),
+                        {turn % 2 == 0 ? 0.1F : 0.0F, turn % 3 == 2 ? 0.3F : 1.0F}});
   }
   return segments;
 }
@@ -205,7 +249,7 @@ Segments narrow(const Segments& segments, std::int64_t begin, std::int64_t count
   for (const OptimizerSegment& s : segments) {
     const std::int64_t from = std::max(s.begin, begin) - begin;
     const std::int64_t to = std::min(s.end, begin + count) - begin;
-    if (from < to) inside.push_back({from, to, s.weight_decay});
+    if (from < to) inside.push_back({from, to, s.rates});
   }
   return inside;
 }
@@ -247,7 +291,7 @@ void plain_step(const Case& c, State<G>& state, const Segments& segments) {
          i < static_cast<std::size_t>(segment.end); ++i) {
       std::array<float, 3> element{state.master[i]};
       for (std::size_t s = 0; s < state.states.size(); ++s) element[s + 1] = state.states[s][i];
-      c.plain(as_float(state.gradient[i]), segment.weight_decay, element);
+      c.plain(as_float(state.gradient[i]), segment.rates, element);
       state.master[i] = element[0];
       for (std::size_t s = 0; s < state.states.size(); ++s) state.states[s][i] = element[s + 1];
       state.parameter[i] = bfloat16(state.master[i]);
@@ -273,8 +317,7 @@ void check_against_double(const Case& c, std::int64_t n) {
       for (std::size_t s = 0; s < before.states.size(); ++s) {
         element[s + 1] = widened(before.states[s][i]);
       }
-      const Exact exact =
-          c.exact(widened(as_float(before.gradient[i])), widened(segment.weight_decay), element);
+      const Exact exact = c.exact(widened(as_float(before.gradient[i])), segment.rates, element);
       EXPECT_NEAR(widened(after.master[i]), exact[0].value, exact[0].bound);
       for (std::size_t s = 0; s < before.states.size(); ++s) {
         EXPECT_NEAR(widened(after.states[s][i]), exact[s + 1].value, exact[s + 1].bound);
@@ -463,6 +506,20 @@ TEST(OptimizerStates, AdamWNeedsBothAndSgdNone) {
   step_on(buffer, segments_of(1009), 0, 1009, [&](auto& args) { args.states = kept; });
   EXPECT_TRUE(same_bits(none.written(), null.written()));
   EXPECT_TRUE(same_bits(none.written(), buffer.written()));
+}
+
+/// Where gradient and momentum are 0, only weight decay is left; a NaN does not pass for that.
+TEST(OptimizerStates, LionHasNoSignOfZeroAndKeepsNan) {
+  State<float> state(cases().back(), 4);
+  state.master.assign(4, 2.0F);
+  state.states[0] = {0.0F, -0.0F, 0.0F, -3.0F};
+  state.gradient = {0.0F, -0.0F, NAN, 0.0F};
+  step_on(state, {{0, 4, 0.5F}}, 0, 4);
+  const float decayed = 2.0F * (1.0F - 0.5F * kLearningRate);
+  EXPECT_EQ(state.master[0], decayed);
+  EXPECT_EQ(state.master[1], decayed);
+  EXPECT_TRUE(std::isnan(state.master[2]));
+  EXPECT_EQ(state.master[3], decayed + kLearningRate);
 }
 
 TEST(OptimizerRounding, IsUnbiased) {

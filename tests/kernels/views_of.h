@@ -33,6 +33,11 @@ inline Views views_of(SiluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SiluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
 inline Views views_of(ReluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(ReluBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
+inline Views views_of(MultiplyArgs& a) { return {&a.a, &a.b, &a.y}; }
+inline Views views_of(SoftmaxForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(SoftmaxBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
+inline Views views_of(MeanRowsForwardArgs& a) { return {&a.x, &a.y}; }
+inline Views views_of(MeanRowsBackwardArgs& a) { return {&a.dy, &a.dx}; }
 inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
 inline Views views_of(ScaleColumnsForwardArgs& a) { return {&a.x, &a.scale, &a.y, &a.kept}; }

@@ -246,7 +246,7 @@ TEST_F(RunTraces, AreRefusedBeforeTheRunIfTheyCannotBe) {
   EXPECT_THAT(error_of(wrong), HasSubstr("the run has the steps 1 to 6"));
   wrong = options(1);
   wrong.time_actions = false;
-  EXPECT_THAT(error_of(wrong), HasSubstr("--no-time-actions"));
+  EXPECT_THAT(error_of(wrong), HasSubstr("`time_actions` false"));
   wrong = options(1);
   wrong.overlap_steps = true;
   EXPECT_THAT(error_of(wrong), HasSubstr("overlap_steps and trace"));
@@ -255,7 +255,7 @@ TEST_F(RunTraces, AreRefusedBeforeTheRunIfTheyCannotBe) {
   EXPECT_THAT(error_of(wrong), HasSubstr("there is no trace to write"));
   wrong = options(1);
   wrong.trace.file = folder_.path();
-  EXPECT_THAT(error_of(wrong), HasSubstr("--trace"));
+  EXPECT_THAT(error_of(wrong), HasSubstr("`trace.file`"));
   EXPECT_THROW(parse_step_range("5-3"), Error);
   EXPECT_THROW(parse_step_range("0"), Error);
   EXPECT_THROW(parse_step_range("3-"), Error);

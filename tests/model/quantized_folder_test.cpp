@@ -281,7 +281,7 @@ TEST(QuantizedFolders, RefuseOtherMethodsByName) {
                   of = {{"quant_method", method}};
                 }),
                 AllOf(HasSubstr("quantization_config.quant_method is"), HasSubstr(method),
-                      HasSubstr("give --base-format")));
+                      HasSubstr("give `base_format`")));
   }
   EXPECT_THAT(error([](json& of) { of["bnb_4bit_quant_type"] = "int4"; }),
               HasSubstr("quantization_config.bnb_4bit_quant_type is \"int4\""));

@@ -301,15 +301,7 @@ class FrozenList {
   }
 
   void add_others() {
-    for (const char* const optimizer : {"sgd", "adamw8bit"}) {
-      for (const char* const strategy : {"zero1", "full_shard", "hybrid_full_optimizer"}) {
-        SmallRun run{.ranks = 4, .strategy = strategy, .optimizer = optimizer};
-        run.micro_steps = turn(2) + 1;
-        run.offload_optimizer = turn(3) == 1 ? 1.0 : 0.0;
-        run.disk_optimizer = turn(3) == 2 ? 1.0 : 0.0;
-        add(run);
-      }
-    }
+    for (const char* const optimizer : {"sgd", "adamw8bit"}) add_optimizer(optimizer);
     for (const char* const strategy :
          {"no_shard", "zero1", "zero2", "full_shard", "hybrid_shard"}) {
       SmallRun run{.ranks = 4, .strategy = strategy, .micro_steps = turn(2) + 1};
@@ -339,6 +331,17 @@ class FrozenList {
         add(FrozenConfiguration{
             .run = run, .snapshots = snapshots, .evaluates = !snapshots || turn(3) == 1});
       }
+    }
+    add_optimizer("lion");
+  }
+
+  void add_optimizer(const char* name) {
+    for (const char* const strategy : {"zero1", "full_shard", "hybrid_full_optimizer"}) {
+      SmallRun run{.ranks = 4, .strategy = strategy, .optimizer = name};
+      run.micro_steps = turn(2) + 1;
+      run.offload_optimizer = turn(3) == 1 ? 1.0 : 0.0;
+      run.disk_optimizer = turn(3) == 2 ? 1.0 : 0.0;
+      add(run);
     }
   }
 

@@ -170,7 +170,7 @@ TEST(OffloadedActivations, NeedLayersThatKeepNothingButTheirInput) {
     FAIL() << "planned";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
-    EXPECT_THAT(error.what(), HasSubstr("use --recompute full"));
+    EXPECT_THAT(error.what(), HasSubstr("use `policy.recompute` full"));
   }
 }
 

@@ -678,7 +678,7 @@ TEST(Offload, StateOnDiskNeedsAFolder) {
     ADD_FAILURE() << "it was made";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
-    EXPECT_THAT(error.what(), HasSubstr("--offload-path"));
+    EXPECT_THAT(error.what(), HasSubstr("`offload_path`"));
   }
 }
 

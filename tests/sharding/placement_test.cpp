@@ -243,7 +243,7 @@ TEST(StrategyNote, NamesWhatAHybridOfOneReplicaIs) {
   EXPECT_THAT(note("hybrid_shard", grid(1, 2)),
               AllOf(HasSubstr("is full_shard"), HasSubstr("4 can")));
   EXPECT_THAT(note("hybrid_shard_zero2", grid(1, 9)),
-              AllOf(HasSubstr("is shard_grad_op"), HasSubstr("--replicas 3")));
+              AllOf(HasSubstr("is shard_grad_op"), HasSubstr("`replicas` 3")));
   EXPECT_THAT(note("hybrid_full_optimizer", grid(1, 3)), HasSubstr("is full_shard"));
 }
 
@@ -254,7 +254,7 @@ TEST(StrategyNote, NamesWhatReplicasOfOneRankAre) {
   EXPECT_THAT(note("zero1", grid(4, 1)), HasSubstr("is no_shard"));
   EXPECT_THAT(note("hybrid_shard", grid(2, 1)), HasSubstr("is no_shard"));
   EXPECT_THAT(note("hybrid_full_optimizer", grid(4, 1)),
-              AllOf(HasSubstr("is zero1"), HasSubstr("--replicas 2")));
+              AllOf(HasSubstr("is zero1"), HasSubstr("`replicas` 2")));
 }
 
 TEST(ReductionOrder, ReadsItsOwnNames) {

@@ -148,6 +148,7 @@ const std::map<std::string, std::string> kOthers{
     {"beta2", "0.5"},
     {"epsilon", "0.5"},
     {"optimizer", "sgd"},
+    {"learning_rate_groups", "*.weight=0.5"},
     {"momentum", "0.5"},
     {"nesterov", "true"},
     {"eval_every", "5"},

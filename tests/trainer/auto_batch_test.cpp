@@ -133,7 +133,7 @@ TEST(AutoBatchErrors, TakesTheWholeStepWhenItFitsAndSaysWhenNothingDoes) {
     FAIL() << "fitted into 1000 bytes";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
-    EXPECT_NE(std::string(error.what()).find("--recompute full"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("`policy.recompute` full"), std::string::npos);
   }
 }
 

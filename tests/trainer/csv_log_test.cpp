@@ -71,7 +71,7 @@ TEST(CsvLog, ATableWithOtherColumnsIsNotExtended) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
     EXPECT_THAT(error.what(), AllOf(HasSubstr(path), HasSubstr("other columns"),
-                                    HasSubstr("--overwrite to replace it")));
+                                    HasSubstr("`overwrite` to replace it")));
   }
   EXPECT_EQ(lines_of(path).size(), 2U);
 }

@@ -182,7 +182,7 @@ TEST_F(Fit, SaysWhatWouldBeNeededIfNothingFits) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_THAT(error.what(), HasSubstr("the smallest one needs"));
-    EXPECT_THAT(error.what(), HasSubstr("--recompute"));
+    EXPECT_THAT(error.what(), HasSubstr("`recompute`"));
   }
 }
 

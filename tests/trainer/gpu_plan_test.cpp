@@ -38,15 +38,15 @@ TEST(GpuPlan, SaysWhichPassesOfAttentionAreOurOwn) {
   EXPECT_THAT(plan_of(20).notes, Not(any));
   EXPECT_THAT(plan_of(21).notes,
               Contains(AllOf(HasSubstr("attention's backward pass runs on our own kernels"),
-                             HasSubstr("--micro-batch 20 or less"),
-                             HasSubstr("--deterministic-attention false"),
-                             HasSubstr("--attention cudnn"))));
+                             HasSubstr("`micro_batch` 20 or less"),
+                             HasSubstr("`deterministic_attention` false"),
+                             HasSubstr("`attention` cudnn"))));
   EXPECT_THAT(plan_of(21, {.deterministic_attention = false}).notes, Not(any));
   EXPECT_THAT(plan_of(21, {.attention = AttentionBackend::kOwn}).notes, Not(any));
   EXPECT_THAT(plan_of(21, {.attention = AttentionBackend::kCudnn}).notes, Not(any));
   // In any order the limit is reached later: 8 B H L D bytes, and 4 for each row
   EXPECT_THAT(plan_of(82, {.deterministic_attention = false}).notes,
-              Contains(AllOf(HasSubstr("--micro-batch 81"), Not(HasSubstr("false")))));
+              Contains(AllOf(HasSubstr("`micro_batch` 81"), Not(HasSubstr("false")))));
 }
 
 TEST(GpuPlan, SaysThatWindowsAreOurOwn) {

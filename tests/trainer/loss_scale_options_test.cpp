@@ -98,7 +98,7 @@ TEST(LossScaleOptions, ADialectTakesWhatItHas) {
   EXPECT_THAT(refusal(options), HasSubstr("the loss scale dialect megatron has none"));
   options = {.choice = parse_loss_scale("128")};
   options.window = 5;
-  EXPECT_THAT(refusal(options), HasSubstr("--loss-scale is 128: only dynamic has it"));
+  EXPECT_THAT(refusal(options), HasSubstr("`loss_scale.choice` is 128: only dynamic has it"));
 }
 
 TEST(LossScaleOptions, NumbersFitTogether) {

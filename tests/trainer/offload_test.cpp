@@ -100,7 +100,7 @@ TEST(OffloadedRun, RefusesADiskThatWillNotDoWhenItIsPlanned) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refusal(), HasSubstr("--offload-path"));
+  EXPECT_THAT(refusal(), HasSubstr("`offload_path`"));
   options.offload_path = "/nowhere/to/be/found";
   EXPECT_THAT(refusal(), HasSubstr("'/nowhere/to/be/found'"));
   if (!is_on_disk("/dev/shm")) {
@@ -109,7 +109,7 @@ TEST(OffloadedRun, RefusesADiskThatWillNotDoWhenItIsPlanned) {
   }
   options = options_for("full_shard", 2, "none");
   options.offload_parameters = {.disk = 1.0};
-  EXPECT_THAT(refusal(), HasSubstr("--offload-path"));
+  EXPECT_THAT(refusal(), HasSubstr("`offload_path`"));
   options.offload_parameters = {};
   options.offload_gradients = {.disk = 1.0};
   EXPECT_THAT(refusal(), HasSubstr("gradients live for less than a step"));

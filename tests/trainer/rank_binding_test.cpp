@@ -153,7 +153,7 @@ TEST(RankBinding, AListIsAllThatRanksGet) {
   }
   EXPECT_EQ(trainer.plan().options.bind, BindPolicy::kNuma) << "they share it";
   EXPECT_THAT(trainer.plan().notes, Contains("ranks have 2 threads and are bound to 1 CPU, which "
-                                             "they share; use --threads-per-rank 1"));
+                                             "they share; use `threads_per_rank` 1"));
   options.bind_core_list = "60000";
   try {
     Trainer(model, data, options);
@@ -173,7 +173,7 @@ TEST(RankBinding, MoreRanksThanCoresAreSaidSo) {
   options.threads_per_rank = 1;
   const Trainer trainer(model, data, options);
   EXPECT_THAT(trainer.plan().notes,
-              Contains(AllOf(HasSubstr("--bind cores binds "), HasSubstr(" ranks share "))));
+              Contains(AllOf(HasSubstr("`bind` cores binds "), HasSubstr(" ranks share "))));
 }
 
 TEST(RankBinding, ThreadsAreThoseOfTheListedCpus) {

@@ -3,11 +3,9 @@
 
 #include <chrono>
 #include <cmath>
-#include <map>
 
-#include "support/model_run.h"
+#include "support/plain_loop.h"
 #include "support/tiny_model.h"
-#include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer.h"
@@ -118,76 +116,19 @@ TEST(Sgd, MemoryIsAsPredictedAndHasNoMoreThanItKeeps) {
   }
 }
 
-/// torch.optim.SGD in double precision, on gradients of the whole model.
-class PlainLoop {
- public:
-  explicit PlainLoop(const std::vector<FullParameter>& initial)
-      : whole_(model_, memory_, DType::kFloat32, DType::kFloat32) {
-    for (const FullParameter& parameter : initial) {
-      Entry& entry = entries_[parameter.name];
-      entry.value.assign(parameter.values.begin(), parameter.values.end());
-      entry.momentum.resize(entry.value.size());
-    }
-    for (const auto& layer : model_.layers) {
-      for (const ParameterSpec& spec : layer->parameters()) {
-        entries_.at(spec.name).decay = spec.weight_decay_scale;
-      }
-    }
-  }
-
-  /// The mean loss before the update.
-  double step(const TrainerOptions& options, std::int64_t number) {
-    constexpr std::int64_t kSamples = 16;
-    for (const auto& [name, entry] : entries_) {
-      test::copy_to(whole_.value(name), std::vector<float>(entry.value.begin(), entry.value.end()));
-    }
-    Batch batch;
-    batch.inputs = Tensor::empty(memory_, data_.input_shape(kSamples), DType::kFloat32,
-                                 MemoryCategory::kData, "inputs");
-    batch.targets = Tensor::empty(memory_, data_.target_shape(kSamples), DType::kInt32,
-                                  MemoryCategory::kData, "targets");
-    batch.items = data_.fill(number * kSamples, kSamples, batch.inputs, batch.targets);
-    const Tensor scale =
-        Tensor::empty(memory_, Shape{1}, DType::kFloat32, MemoryCategory::kData, "scale");
-    *scale.as<float>() = 1.0F / static_cast<float>(kSamples);
-    double loss = 0.0;
-    test::run_on(*stream_, [&] {
-      const Tensor losses = whole_.forward_backward(memory_, *stream_, batch,
-                                                    {.tape = {.loss_scale = scale, .threads = 1}});
-      for (const float value : test::to_floats(losses)) loss += value;
-    });
-    const double momentum = options.optimizer.hyperparameters.at("momentum");
-    const bool nesterov = options.optimizer.hyperparameters.at("nesterov") != 0.0;
-    const double rate = options.learning_rate.peak;
-    for (auto& [name, entry] : entries_) {
-      const std::vector<float> gradient = test::to_floats(whole_.gradient(name));
-      const double decay = *options.optimizer.weight_decay * entry.decay;
-      for (std::size_t i = 0; i < gradient.size(); ++i) {
-        const double g = gradient[i] + decay * entry.value[i];
-        double& b = entry.momentum[i];
-        b = momentum * b + g;
-        entry.value[i] -= rate * (nesterov ? g + momentum * b : b);
-      }
-    }
-    return loss / static_cast<double>(kSamples);
-  }
-  const std::vector<double>& value(const std::string& name) const {
-    return entries_.at(name).value;
-  }
-
- private:
-  struct Entry {
-    std::vector<double> value, momentum;
-    double decay = 1.0;
+/// torch.optim.SGD.
+test::PlainLoop::Update sgd_update(const TrainerOptions& options) {
+  const double momentum = options.optimizer.hyperparameters.at("momentum");
+  const bool nesterov = options.optimizer.hyperparameters.at("nesterov") != 0.0;
+  const double rate = options.learning_rate.peak;
+  const double weight_decay = static_cast<double>(*options.optimizer.weight_decay);
+  return [=](test::PlainLoop::Entry& entry, std::size_t i, double gradient) {
+    const double g = gradient + weight_decay * entry.decay * entry.value[i];
+    double& b = entry.momentum[i];
+    b = momentum * b + g;
+    entry.value[i] -= rate * (nesterov ? g + momentum * b : b);
   };
-  const Model model_ = tiny_model();
-  const TinyData data_;
-  const std::unique_ptr<Device> device_ = make_cpu_device();
-  Memory memory_{*device_};
-  const std::unique_ptr<Stream> stream_ = device_->create_stream({.name = "compute", .threads = 1});
-  test::WholeModel whole_;
-  std::map<std::string, Entry> entries_;
-};
+}
 
 TEST(Sgd, FiveStepsStayWithAPlainLoopInDoublePrecision) {
   for (const Variant& variant : kVariants) {
@@ -197,11 +138,11 @@ TEST(Sgd, FiveStepsStayWithAPlainLoopInDoublePrecision) {
     TrainerOptions still = options;
     still.learning_rate.peak = 0.0;
     still.steps = 1;
-    PlainLoop loop(trained_by(still).summary.parameters);
+    test::PlainLoop loop(trained_by(still).summary.parameters);
     const Trained run = trained_by(options);
     ASSERT_EQ(run.losses.size(), 5U);
     for (std::int64_t step = 0; step < 5; ++step) {
-      const double loss = loop.step(options, step);
+      const double loss = loop.step(step, sgd_update(options));
       EXPECT_NEAR(run.losses[static_cast<std::size_t>(step)], loss, 1e-6 * loss) << step;
     }
     for (const FullParameter& parameter : run.summary.parameters) {

@@ -90,7 +90,7 @@ TEST(TensorBoardLog, AFolderThatCannotBeMadeIsNamed) {
     FAIL() << "made a folder in a file";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_NE(std::string(error.what()).find("--tensorboard"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("`tensorboard`"), std::string::npos) << error.what();
   }
 }
 

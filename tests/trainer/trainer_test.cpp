@@ -494,9 +494,9 @@ TEST(Trainer, RefusesOptionsThatCannotWork) {
   EXPECT_THAT(refusal([](auto& o) { o.precision = DType::kInt32; }),
               HasSubstr("allowed: fp32, bf16"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.stochastic_rounding = true; }),
-              HasSubstr("leave --stochastic-rounding out"));
+              HasSubstr("leave `optimizer.stochastic_rounding` out"));
   EXPECT_THAT(refusal([](auto& o) { o.reduce_dtype = DType::kBFloat16; }),
-              HasSubstr("leave --reduce-dtype out"));
+              HasSubstr("leave `reduce_dtype` out"));
   EXPECT_THAT(refusal([](auto& o) { o.optimizer.hyperparameters["beta2"] = 1.0; }),
               HasSubstr("beta2: 1.0 is out of range"));
   EXPECT_THAT(refusal([](auto& o) { o.learning_rate.peak = -1; }),
@@ -524,7 +524,7 @@ TEST(Trainer, RefusesARunAboveTheMemoryLimitAndSaysWhatWouldFit) {
   const Error error = error_of([&] { Trainer(model, data, options); });
   EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
   EXPECT_THAT(error.what(), AllOf(HasSubstr("optimizer "), HasSubstr("limit"),
-                                  HasSubstr("this would fit: --strategy zero2")));
+                                  HasSubstr("this would fit: `strategy` zero2")));
   options.strategy = "zero2";
   EXPECT_EQ(Trainer(model, data, options).train().steps, options.steps);  // and it does
 }
@@ -561,7 +561,7 @@ TEST(Trainer, SaysWithHowManyRanksARunWouldFit) {
   const TrainingPlan plan = make_training_plan(model, data, options);
   ASSERT_GT(plan.memory.total * 6, free);
   const Error error = error_of([&] { require_memory(plan, model, data, free); });
-  EXPECT_THAT(error.what(), HasSubstr("this would fit: --ranks 3 --accumulate 4"));
+  EXPECT_THAT(error.what(), HasSubstr("this would fit: `ranks` 3 `accumulate` 4"));
 }
 
 TEST(Trainer, SaysWithWhichMicroBatchARunWouldFit) {
@@ -576,7 +576,7 @@ TEST(Trainer, SaysWithWhichMicroBatchARunWouldFit) {
   smaller.accumulate = 3;
   options.memory_limit_bytes = make_training_plan(model, data, smaller).memory.total;
   const Error error = error_of([&] { Trainer(model, data, options); });
-  EXPECT_THAT(error.what(), HasSubstr("this would fit: --micro-batch 5 --accumulate 3"));
+  EXPECT_THAT(error.what(), HasSubstr("this would fit: `micro_batch` 5 `accumulate` 3"));
 }
 
 TEST(TrainingPlan, MoreRanksThanElements) {

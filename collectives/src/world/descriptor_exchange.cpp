@@ -116,7 +116,7 @@ void await(const Socket& socket, const Deadline& deadline,
     const std::string problem = failure();
     require(problem.empty(), ErrorCode::kAborted, problem);
     require(!deadline.over(), ErrorCode::kTimeout, missing,
-            " of this machine did not come to share memory; it may be stopped (--timeout)");
+            " of this machine did not come to share memory; it may be stopped (`timeout`)");
   }
 }
 

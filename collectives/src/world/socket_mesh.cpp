@@ -54,7 +54,8 @@ Socket listen_on(const std::string& address, int port) {
   const Listening listening = listen_at(address, port);
   require(listening.socket >= 0, ErrorCode::kUnavailable, "cannot listen on port ", port, " of ",
           host_name(), " (", std::strerror(listening.error),
-          "); another job may meet there; choose another port, or 0 for a free one (--main-port)");
+          "); another job may meet there; choose another port, or 0 for a free one "
+          "(`rendezvous.port`)");
   return Socket(listening.socket);
 }
 
@@ -185,7 +186,8 @@ void MeshMeeting::tell_all(const std::string& line) const {
 std::string MeshMeeting::problem_of(const Claim& claim) const {
   const int p = claim.process;
   const char* const remedy =
-      "; every machine needs the same --nodes and --processes, and a --node-rank of its own";
+      "; every process needs the same `rendezvous.processes`, and a `rendezvous.process` of its "
+      "own";
   if (claim.processes != rendezvous_.processes) {
     return concat("process ", p, " counts ", claim.processes, " processes but process 0 ",
                   rendezvous_.processes, remedy);
@@ -195,7 +197,7 @@ std::string MeshMeeting::problem_of(const Claim& claim) const {
   }
   if (p == 0 || mesh_[static_cast<std::size_t>(p)]) {
     return concat("there are two processes with number ", p, remedy,
-                  "; if two jobs meet at this port, give each a port (--main-port) or a "
+                  "; if two jobs meet at this port, give each a port (`rendezvous.port`) or a "
                   "TESSERA_JOB_TOKEN of its own");
   }
   return "";
@@ -210,7 +212,8 @@ std::string MeshMeeting::gather(Reception& reception) {
     require(arrival.has_value(), ErrorCode::kUnavailable, "process 0 on ", host_name(), " waited ",
             seconds(), " s at port ", reception.port(),
             " but these processes did not come: ", missing(mesh_, 1),
-            "; start them, or look whether a firewall is between (--main-address, --main-port)",
+            "; start them, or look whether a firewall is between (`rendezvous.address`, "
+            "`rendezvous.port`)",
             reception.strangers());
     const std::string problem = problem_of(arrival->claim);
     if (!problem.empty()) write_line(arrival->socket, "no " + problem);
@@ -264,7 +267,7 @@ Socket MeshMeeting::greet_at(const std::string& address, int port, int to, std::
       require(greeted != Greeted::kOtherJob, ErrorCode::kUnavailable, "process ", process(), " on ",
               host_name(), " found another job at ", address, ":", port, " where process ", to,
               " should be: its token is another; choose a port that no other job uses "
-              "(--main-port), and give all machines the same TESSERA_JOB_TOKEN, or none");
+              "(`rendezvous.port`), and give all machines the same TESSERA_JOB_TOKEN, or none");
       problem = "it does not answer";
     }
     fail_if_one_has_ended();
@@ -281,7 +284,7 @@ std::string MeshMeeting::report_to_first() {
   require(static_cast<bool>(first), ErrorCode::kUnavailable, "process ", process(), " on ",
           host_name(), " cannot connect to process 0 at ", rendezvous_.address, ":",
           rendezvous_.port, " (", problem, ") for ", seconds(),
-          " s; is it started, and is the address right (--main-address, --main-port)?");
+          " s; is it started, and is the address right (`rendezvous.address`, `rendezvous.port`)?");
   const Deadline deadline(milliseconds(deadline_.milliseconds_left()) + kForTheAnswer);
   const std::size_t table_bytes = static_cast<std::size_t>(rendezvous_.processes) * kPlaceBytes;
   const std::string answer = read_line(first, deadline, kProblemBytes + table_bytes);

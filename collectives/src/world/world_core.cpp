@@ -68,7 +68,7 @@ void WorldCore::meet(const DescriptorExchange& exchange) {
             texts[static_cast<std::size_t>(p)], "'; all must run the same version of tessera");
     require(local_ranks == options_.local_ranks, ErrorCode::kConfig, "process ", p, " on ",
             peer.name, " has ", local_ranks, " ranks but process ", process(), " has ",
-            options_.local_ranks, "; every process must have as many (--ranks)");
+            options_.local_ranks, "; every process must have as many (`ranks`)");
     peers_.push_back(std::move(peer));
   }
   const std::string& own = peers_[static_cast<std::size_t>(process())].host;

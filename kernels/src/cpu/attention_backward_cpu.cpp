@@ -53,13 +53,16 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
   const auto scale = splat(block.scale);
   for (std::int64_t c = 0; c < block.keys; ++c) {
     const std::int64_t row = c * scratch.score_stride;
-    const std::int64_t hidden = std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries);
+    const std::int64_t hidden =
+        block.causal ? std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries) : 0;
     clear(p + row, hidden);
     clear(ds + row, hidden);
     const std::int64_t end =
         block.ends == nullptr ? block.queries : block.ends[c] - block.first_query;
-    const std::int64_t seen_until = std::clamp<std::int64_t>(
-        std::min(end, c - block.diagonal + block.window), hidden, block.queries);
+    const std::int64_t window_end =
+        block.causal ? c - block.diagonal + block.window : block.queries;
+    const std::int64_t seen_until =
+        std::clamp<std::int64_t>(std::min(end, window_end), hidden, block.queries);
     clear(p + row + seen_until, block.queries - seen_until);
     clear(ds + row + seen_until, block.queries - seen_until);
     for_each_vector(seen_until - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
@@ -126,6 +129,7 @@ class BackwardHead {
         dtype_(args.qkv.dtype),
         scratch_(memory, shape.length, shape.head_dim, dtype_),
         block_(shape.head_dim, shape.window) {
+    block_.causal = shape.causal;
     if (shape.starts == nullptr) return;
     ends_.resize(static_cast<std::size_t>(shape.length));
     auto end = static_cast<std::int32_t>(shape.length);
@@ -143,7 +147,8 @@ class BackwardHead {
     for (std::int64_t k0 = 0; k0 < length; k0 += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, length - k0);
       const std::int64_t last = shape_.last_query_block(k0 + keys, document_end(k0 + keys - 1));
-      for (std::int64_t i = last; i * kQueryBlock >= k0; --i) {
+      const std::int64_t first = shape_.causal ? k0 : 0;
+      for (std::int64_t i = last; i * kQueryBlock >= first; --i) {
         add_block(k0, i * kQueryBlock, i == last);
       }
       store(scratch_.dk, 1, k0, keys);
@@ -160,7 +165,7 @@ class BackwardHead {
   /// Adds the contributions of one block of scores to dq, dk and dv.
   void add_block(std::int64_t k0, std::int64_t q0, bool last_queries) {
     block_.queries = std::min(kQueryBlock, shape_.length - q0);
-    block_.keys = std::min(kKeyBlock, q0 + block_.queries - k0);
+    block_.keys = std::min(kKeyBlock, shape_.keys_end(q0 + block_.queries) - k0);
     block_.diagonal = q0 - k0;
     block_.first_query = q0;
     if (!ends_.empty()) block_.ends = ends_.data() + k0;

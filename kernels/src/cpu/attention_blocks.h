@@ -49,8 +49,13 @@ struct ScoreBlock {
 
   std::int64_t queries = 0, keys = 0;
   std::int64_t window;  ///< and of those the last `window`
-  /// Query r sees keys [0, diagonal + r] of the block: its position less that of key 0, less r.
+  /// Query r sees keys [0, diagonal + r] of the block: its position less that of key 0, less r. If
+  /// attention is not causal, all of them.
   std::int64_t diagonal = 0;
+  bool causal = true;
+
+  /// The last key that query r sees.
+  std::int64_t last_key(std::int64_t r) const { return causal ? diagonal + r : keys - 1; }
   std::int64_t head_dim;
   float scale;        ///< 1 / sqrt(D)
   bool first = true;  ///< nothing has been accumulated before this block

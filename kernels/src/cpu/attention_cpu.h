@@ -14,14 +14,17 @@ namespace tessera::cpu {
 /// Sizes of qkv (B, L, 3, H, D) and where the parts of head h of batch b begin.
 struct AttentionShape {
   AttentionShape(const TensorView& qkv, std::int64_t attention_window,
-                 const TensorView& document_starts)
+                 const TensorView& document_starts, bool is_causal)
       : batch(qkv.shape[0]),
         length(qkv.shape[1]),
         heads(qkv.shape[3]),
         head_dim(qkv.shape[4]),
         window(attention_window == 0 ? length : std::min(attention_window, length)),
+        causal(is_causal),
         starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
 
+  /// Behind the last key that queries before `queries_end` see.
+  std::int64_t keys_end(std::int64_t queries_end) const { return causal ? queries_end : length; }
   /// Elements between the rows of q, k, v; and of out.
   std::int64_t qkv_stride() const { return 3 * heads * head_dim; }
   std::int64_t out_stride() const { return heads * head_dim; }
@@ -40,6 +43,7 @@ struct AttentionShape {
   }
   /// The first key of the first key block that queries of batch b from q0 on see.
   std::int64_t first_key(std::int64_t b, std::int64_t q0) const {
+    if (!causal) return 0;
     return std::max(start_of(b, q0), q0 - window + 1) / kKeyBlock * kKeyBlock;
   }
   /// The last query block that sees one of the keys before `end`. A block sees a key block by this
@@ -51,6 +55,7 @@ struct AttentionShape {
 
   std::int64_t batch, length, heads, head_dim;
   std::int64_t window;         ///< positions that a query sees, itself included
+  bool causal;                 ///< else a query sees all keys
   const std::int32_t* starts;  ///< (B, L): of documents; null: one in each sequence
 };
 

@@ -70,12 +70,15 @@ template <typename T>
 void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) {
   for (std::int64_t r = 0; r < block.queries; ++r) {
     const float* z = scratch.scores + r * scratch.score_stride;
-    const std::int64_t end = std::min(block.keys, block.diagonal + r + 1);
+    const std::int64_t end = std::min(block.keys, block.last_key(r) + 1);
     // Of the first blocks a late query may see nothing, for its window or its document begins
     // later: its maximum is then -inf, its sum 0.
     const std::int64_t start = block.starts == nullptr ? 0 : block.starts[r] - block.first_key;
+    const std::int64_t end_of_window = block.diagonal + r + 1;
     const VisibleKeys visible{
-        std::clamp<std::int64_t>(std::max(start, block.diagonal + r + 1 - block.window), 0, end),
+        block.causal
+            ? std::clamp<std::int64_t>(std::max(start, end_of_window - block.window), 0, end)
+            : 0,
         end};
     const float local = block.scale * row_maximum(z, visible);
     const float maximum = block.first ? local : std::max(scratch.maxima[r], local);
@@ -186,8 +189,10 @@ void attention_forward_block(const AttentionForwardArgs& args, const AttentionSh
   scores.queries = queries;
   const std::int64_t first = shape.first_key(b, q0);
   if (shape.starts != nullptr) scores.starts = shape.starts + b * shape.length + q0;
-  for (std::int64_t k0 = first; k0 < q0 + queries; k0 += kKeyBlock) {
-    scores.keys = std::min(kKeyBlock, q0 + queries - k0);
+  const std::int64_t keys_end = shape.keys_end(q0 + queries);
+  scores.causal = shape.causal;
+  for (std::int64_t k0 = first; k0 < keys_end; k0 += kKeyBlock) {
+    scores.keys = std::min(kKeyBlock, keys_end - k0);
     scores.diagonal = q0 - k0;
     scores.first_key = k0;
     scores.first = k0 == first;

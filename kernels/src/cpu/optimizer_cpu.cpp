@@ -46,6 +46,11 @@ struct VectorMath {
   }
   static HWY_INLINE Value div(Value a, Value b) { return hn::Div(a, b); }
   static HWY_INLINE Value sqrt(Value a) { return hn::Sqrt(a); }
+  static HWY_INLINE Value sign(Value a) {
+    const auto zero = hn::Zero(FloatTag());
+    const auto above = hn::IfThenElse(hn::Gt(a, zero), splat(1.0F), a);
+    return hn::IfThenElse(hn::Lt(a, zero), splat(-1.0F), above);
+  }
 };
 
 /// Elements of the master (16 KiB) that are still in the first-level cache when they are rounded.
@@ -249,11 +254,11 @@ void update_range(const OptimizerStepArgs& args, const typename Rule::Factors& f
   }
 }
 
-void optimizer_range(const OptimizerStepArgs& args, float weight_decay, std::int64_t begin,
+void optimizer_range(const OptimizerStepArgs& args, const SegmentRates& rates, std::int64_t begin,
                      std::int64_t end) {
   AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) HWY_ATTR {
     const auto factors =
-        Rule::factors(args.scalars.as<float>(), *args.gradient_scale.as<float>(), weight_decay);
+        Rule::factors(args.scalars.as<float>(), *args.gradient_scale.as<float>(), rates);
     with_float_type(args.gradient.dtype, [&]<typename G>(G) HWY_ATTR {
       update_range<Rule>(args, factors, args.gradient.as<G>(), begin, end);
     });
@@ -284,7 +289,7 @@ void optimizer_step(const OptimizerStepArgs& args, Stream&) {
       const std::int64_t from = std::max(begin, segment.begin);
       const std::int64_t to = std::min(end, segment.end);
       if (from >= to) continue;
-      HWY_DYNAMIC_DISPATCH(optimizer_range)(args, segment.weight_decay, from, to);
+      HWY_DYNAMIC_DISPATCH(optimizer_range)(args, segment.rates, from, to);
     }
   });
 }

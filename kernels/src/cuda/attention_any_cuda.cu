@@ -217,13 +217,15 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
   const Documents documents = layout.documents(place.batch);
-  for (int key = layout.first_key(first, kAnyTile, documents); key <= first; key += kAnyTile) {
+  const int end = layout.keys_end(first + kAnyTile);
+  for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
+       key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
-        if (hides(query, key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
+        if (hides(layout.position(query), key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
       }
     }
     softmax_step(s, out, maximum, sum, layout.scale * kLog2E);
@@ -260,14 +262,14 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
   clear(dv);
   const Documents documents = layout.documents(place.batch);
   const int end = layout.queries_end(min(first + kAnyTile, layout.length), documents);
-  for (int query = first; query < end; query += kAnyTile) {
+  for (int query = layout.causal ? first : 0; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
       const int seen = documents.seen(at, layout.window);
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = hides(at, first + 4 * ty() + i, seen);
+        const bool hidden = hides(layout.position(at), first + 4 * ty() + i, seen);
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
       }
@@ -297,14 +299,16 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
   Sums s, ds, dq;
   clear(dq);
   const Documents documents = layout.documents(place.batch);
-  for (int key = layout.first_key(first, kAnyTile, documents); key <= first; key += kAnyTile) {
+  const int end = layout.keys_end(first + kAnyTile);
+  for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
+       key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
-        const bool hidden = hides(query, key + 4 * tx() + j, seen);
+        const bool hidden = hides(layout.position(query), key + 4 * tx() + j, seen);
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
       }
@@ -326,7 +330,7 @@ void launch_any(void (*kernel)(AnyProblem<T>), const AnyProblem<T>& problem, Cud
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
   problem.lse = args.lse.as<float>();
@@ -336,7 +340,7 @@ void forward(const AttentionForwardArgs& args, CudaStream& stream) {
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);
   problem.d_qkv = device_data<T>(args.d_qkv);

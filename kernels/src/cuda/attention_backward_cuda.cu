@@ -71,10 +71,11 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 
 /// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
 /// query `query`; lse2 and delta begin there.
-template <bool kMask, int kM, int kStep>
+template <bool kMask, bool kCausal, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
-                                    int window, const Documents& documents, float c) {
+                                    const AttentionLayout& layout, const Documents& documents,
+                                    float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int j = 0; j < kStep / 8; ++j) {
@@ -82,7 +83,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
     for (int e = 0; e < 2; ++e) {
       const int column = j * 8 + lane % 4 * 2 + e;
       const float lse = lse2[column], d = delta[column];
-      const int seen = kMask ? documents.seen(query + column, window) : 0;
+      const int seen = kMask ? documents.seen(query + column, layout.window) : 0;
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -91,7 +92,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           float& ds = dp[i][j][2 * half + e];
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if (kMask && hides(query + column, row, seen)) p = 0.0F;
+          if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) p = 0.0F;
           ds = p * (ds - d);
         }
       }
@@ -99,7 +100,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
   }
 }
 
-template <typename Sizes, bool kDocuments>
+template <typename Sizes, bool kDocuments, bool kCausal>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     keys_kernel(BackwardProblem<typename Sizes::T> problem) {
   using T = typename Sizes::T;
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
   copy_rows<Sizes::kRows>(tiles.own(0), k, first_key);
   copy_rows<Sizes::kRows>(tiles.own(1), v, first_key);
-  int query = first_key / kStep * kStep;
+  int query = kCausal ? first_key / kStep * kStep : 0;
   copy_step(0, query);
 
   const float c = layout.scale * kLog2E;
@@ -139,20 +140,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     __syncthreads();  // this step is there, and all warps have left the one before
     if (query + kStep < end) copy_step(stage ^ 1, query + kStep);
     const int last_query = query + kStep - 1;
+    const int first_place = layout.position<kCausal>(query);
+    const int last_place = layout.position<kCausal>(last_query);
     const bool after_all =
-        warp_key + Sizes::kWarpRows - 1 <= query - documents.seen(query, layout.window);
-    if (last_query < warp_key || after_all) continue;  // none sees this warp's keys
+        warp_key + Sizes::kWarpRows - 1 <= first_place - documents.seen(query, layout.window);
+    if (last_place < warp_key || after_all) continue;  // none sees this warp's keys
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    if (query < warp_key + Sizes::kWarpRows - 1 ||
-        warp_key <= last_query - documents.seen(last_query, layout.window)) {
-      transposed_gradient<true, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                           layout.window, documents, c);
+    if (first_place < warp_key + Sizes::kWarpRows - 1 ||
+        warp_key <= last_place - documents.seen(last_query, layout.window)) {
+      transposed_gradient<true, kCausal, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
+                                                    layout, documents, c);
     } else {
-      transposed_gradient<false, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                            layout.window, documents, c);
+      transposed_gradient<false, kCausal, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
+                                                     layout, documents, c);
     }
     add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -170,17 +173,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
 /// key `key`.
-template <bool kMask, int kM, int kStep>
+template <bool kMask, bool kCausal, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
-                               int key, int window, const Documents& documents, float c) {
+                               int key, const AttentionLayout& layout, const Documents& documents,
+                               float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = query + i * 16 + half * 8 + lane / 4;
-      const int seen = kMask ? documents.seen(row, window) : 0;
+      const int seen = kMask ? documents.seen(row, layout.window) : 0;
 #pragma unroll
       for (int j = 0; j < kStep / 8; ++j) {
 #pragma unroll
@@ -188,14 +192,14 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
           const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][half]));
           dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (kMask && hides(row, column, seen)) dp[i][j][e] = 0.0F;
+          if (kMask && hides(layout.position<kCausal>(row), column, seen)) dp[i][j][e] = 0.0F;
         }
       }
     }
   }
 }
 
-template <typename Sizes, bool kDocuments>
+template <typename Sizes, bool kDocuments, bool kCausal>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     queries_kernel(BackwardProblem<typename Sizes::T> problem) {
   using T = typename Sizes::T;
@@ -222,7 +226,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = layout.first_key(first_query, kStep, documents);
+  const int begin = kCausal ? layout.first_key(first_query, kStep, documents) : 0;
   copy_step(0, begin);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
@@ -241,22 +245,24 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   constexpr int kLastRow = Sizes::kWarpRows - 1;
   const int seen_first = documents.seen(warp_query, layout.window);
   const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
-  const int end = min(first_query + Sizes::kRows, layout.length);
+  const int end = kCausal ? min(first_query + Sizes::kRows, layout.length) : layout.length;
+  const int first_place = layout.position<kCausal>(warp_query);
+  const int last_place = layout.position<kCausal>(warp_query + kLastRow);
   for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (key + kStep < end) copy_step(stage ^ 1, key + kStep);
-    const bool before_all = key + kStep - 1 <= warp_query - seen_first;
-    if (key > warp_query + kLastRow || before_all) continue;  // all hidden from this warp
+    const bool before_all = key + kStep - 1 <= first_place - seen_first;
+    if (key > last_place || before_all) continue;  // all hidden from this warp
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
-    if (key + kStep - 1 > warp_query || key <= warp_query + kLastRow - seen_last) {
-      score_gradient<true, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window, documents,
-                                      c);
+    if (key + kStep - 1 > first_place || key <= last_place - seen_last) {
+      score_gradient<true, kCausal, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout,
+                                               documents, c);
     } else {
-      score_gradient<false, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout.window,
-                                       documents, c);
+      score_gradient<false, kCausal, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout,
+                                                documents, c);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -272,16 +278,19 @@ void launch_backward(void (*kernel)(BackwardProblem<typename Sizes::T>),
                Sizes::kSharedBytes, stream, problem);
 }
 
-template <typename KeysSizes, typename QueriesSizes, bool kDocuments>
+template <typename KeysSizes, typename QueriesSizes, bool kDocuments, bool kCausal>
 void launch_two(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
-  launch_backward<KeysSizes>(keys_kernel<KeysSizes, kDocuments>, problem, stream);
-  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes, kDocuments>, problem, stream);
+  launch_backward<KeysSizes>(keys_kernel<KeysSizes, kDocuments, kCausal>, problem, stream);
+  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes, kDocuments, kCausal>, problem, stream);
 }
 
 template <typename KeysSizes, typename QueriesSizes>
 void launch_both(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
-  problem.layout.starts == nullptr ? launch_two<KeysSizes, QueriesSizes, false>(problem, stream)
-                                   : launch_two<KeysSizes, QueriesSizes, true>(problem, stream);
+  if (!problem.layout.causal)
+    return launch_two<KeysSizes, QueriesSizes, false, false>(problem, stream);
+  problem.layout.starts == nullptr
+      ? launch_two<KeysSizes, QueriesSizes, false, true>(problem, stream)
+      : launch_two<KeysSizes, QueriesSizes, true, true>(problem, stream);
 }
 
 }  // namespace
@@ -289,8 +298,9 @@ void launch_both(const BackwardProblem<typename KeysSizes::T>& problem, cudaStre
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
     const BackwardProblem<T> problem{
-        AttentionLayout(args.qkv, args.window, args.starts), device_data<const T>(args.d_out),
-        device_data<const T>(args.qkv), device_data<T>(args.d_qkv), row_statistics(args, stream)};
+        AttentionLayout(args.qkv, args.window, args.starts, args.causal),
+        device_data<const T>(args.d_out), device_data<const T>(args.qkv),
+        device_data<T>(args.d_qkv), row_statistics(args, stream)};
     if (problem.layout.head_dim <= 64) {
       using Sizes = BackwardSizes<T, 64, 2, 32>;
       launch_both<Sizes, Sizes>(problem, stream.handle());

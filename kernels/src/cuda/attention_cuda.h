@@ -17,7 +17,7 @@ namespace tessera::cuda {
 struct AttentionLayout {
   AttentionLayout() = default;
   AttentionLayout(const TensorView& qkv, std::int64_t attention_window,
-                  const TensorView& document_starts = {})
+                  const TensorView& document_starts = {}, bool is_causal = true)
       : batch(qkv.shape[0]),
         length(static_cast<int>(qkv.shape[1])),
         heads(static_cast<int>(qkv.shape[3])),
@@ -28,7 +28,8 @@ struct AttentionLayout {
                    ? length
                    : static_cast<int>(attention_window)),
         scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))),
-        starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
+        starts(document_starts ? document_starts.as<std::int32_t>() : nullptr),
+        causal(is_causal) {}
 
   std::int64_t batch = 0;
   int length = 0, heads = 0, head_dim = 0;
@@ -36,7 +37,20 @@ struct AttentionLayout {
   int window = 0;                        ///< positions that a query sees, itself included
   float scale = 0.0F;                    ///< of the scores: 1 / sqrt(D)
   const std::int32_t* starts = nullptr;  ///< (B, L): of documents; null: one in each sequence
+  bool causal = true;                    ///< else a query sees all keys
 
+  /// Where the masks take a query to be. From the last place of a sequence, the window of which is
+  /// all of it, no key is hidden but those behind the end: so much for attention that is not
+  /// causal.
+  template <bool kCausal>
+  constexpr int position(int query) const {
+    return kCausal ? query : length - 1;
+  }
+  constexpr int position(int query) const { return causal ? query : length - 1; }
+  /// Behind the last key that queries before `queries_end` see.
+  constexpr int keys_end(int queries_end) const {
+    return causal && queries_end < length ? queries_end : length;
+  }
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
   /// Those of sequence b. Not kSeveral: there are no starts, which the compiler then knows, too.

@@ -159,13 +159,14 @@ struct Scratch {
   std::size_t bytes = 0;
 };
 
-CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass) {
+CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass, bool causal) {
   return {.batch = qkv.shape[0],
           .length = qkv.shape[1],
           .heads = qkv.shape[3],
           .head_dim = qkv.shape[4],
           .pass = pass,
-          .dtype = qkv.dtype};
+          .dtype = qkv.dtype,
+          .causal = causal};
 }
 
 /// Part 0, 1 or 2 of (B, L, 3, H, D).
@@ -177,11 +178,11 @@ void* part(const TensorView& qkv, std::int64_t index) {
 /// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
 Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
-                 std::int64_t window, bool documents, CudaStream& stream) {
+                 std::int64_t window, bool documents, bool causal, CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return {};
   const TensorView& qkv = **views.begin();
-  const CudnnAttentionShape shape = shape_of(qkv, pass);
+  const CudnnAttentionShape shape = shape_of(qkv, pass, causal);
   Choice choice{.objection = cudnn_objection({.batch = shape.batch,
                                               .length = shape.length,
                                               .heads = shape.heads,
@@ -189,7 +190,8 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
                                               .dtype = qkv.dtype,
                                               .backward = pass != CudnnPass::kForward,
                                               .window = window,
-                                              .documents = documents},
+                                              .documents = documents,
+                                              .causal = causal},
                                              state.options)};
   if (choice.objection.empty()) {
     choice.objection = misalignment(views);
@@ -204,7 +206,7 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
 
 Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
   return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window,
-                   static_cast<bool>(args.starts), stream);
+                   static_cast<bool>(args.starts), args.causal, stream);
 }
 
 CudnnPass backward_pass(CudaStream& stream) {
@@ -215,7 +217,7 @@ CudnnPass backward_pass(CudaStream& stream) {
 Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
   return find_plan(backward_pass(stream),
                    {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window,
-                   static_cast<bool>(args.starts), stream);
+                   static_cast<bool>(args.starts), args.causal, stream);
 }
 
 }  // namespace
@@ -230,7 +232,7 @@ void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream)
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
   const Choice choice = find_plan(args, stream);
   if (choice.plan == nullptr) return false;
-  const Scratch scratch(*choice.plan, shape_of(args.qkv, CudnnPass::kForward));
+  const Scratch scratch(*choice.plan, shape_of(args.qkv, CudnnPass::kForward, args.causal));
   choice.plan->execute(choice.handle,
                        {{kQ, part(args.qkv, 0)},
                         {kK, part(args.qkv, 1)},
@@ -244,7 +246,7 @@ bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& strea
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   const Choice choice = find_plan(args, stream);
   if (choice.plan == nullptr) return false;
-  const CudnnAttentionShape shape = shape_of(args.qkv, backward_pass(stream));
+  const CudnnAttentionShape shape = shape_of(args.qkv, backward_pass(stream), args.causal);
   const Scratch scratch(*choice.plan, shape);
   auto* base = static_cast<std::byte*>(attention_scratch(args.workspace, scratch.bytes, stream));
   std::map<std::int64_t, void*> tensors{{kQ, part(args.qkv, 0)},    {kK, part(args.qkv, 1)},

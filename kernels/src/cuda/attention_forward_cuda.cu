@@ -42,22 +42,22 @@ struct SoftmaxState {
 
 /// Hides the keys after each query and those before its window or document: row 0 of the warp is
 /// query `query`, column 0 is key `key`.
-template <int kKeys>
-__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key, int window,
-                            const Documents& documents) {
+template <int kKeys, bool kCausal>
+__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key,
+                            const AttentionLayout& layout, const Documents& documents) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = query + i * 16 + half * 8 + lane / 4;
-      const int seen = documents.seen(row, window);
+      const int seen = documents.seen(row, layout.window);
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (hides(row, column, seen)) s[i][j][e] = -INFINITY;
+          if (hides(layout.position<kCausal>(row), column, seen)) s[i][j][e] = -INFINITY;
         }
       }
     }
@@ -122,7 +122,7 @@ __device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int l
   }
 }
 
-template <int kDim, int kKeys, bool kDocuments, typename T>
+template <int kDim, int kKeys, bool kDocuments, bool kCausal, typename T>
 __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardProblem<T> problem) {
   const AttentionLayout& layout = problem.layout;
   const int tiles = static_cast<int>(layout.tiles(kQueries));
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   clear_padding<kQueries + 4 * kKeys>(queries, q.chunks);
   copy_rows<kQueries>(queries, q, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = layout.first_key(first_query, kKeys, documents);
+  const int begin = kCausal ? layout.first_key(first_query, kKeys, documents) : 0;
   copy_rows<kKeys>(keys(0), k, begin);
   copy_rows<kKeys>(values(0), v, begin);
   simt::cp_async_commit();
@@ -161,7 +161,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   constexpr int kLastRow = 16 * kRowBlocks - 1;
   const int seen_first = documents.seen(warp_query, layout.window);
   const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
-  const int end = min(first_query + kQueries, layout.length);
+  const int end = kCausal ? min(first_query + kQueries, layout.length) : layout.length;
+  const int first_place = layout.position<kCausal>(warp_query);
+  const int last_place = layout.position<kCausal>(warp_query + kLastRow);
   for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this tile is there, and all warps have left the one before
@@ -170,12 +172,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
       copy_rows<kKeys>(values(stage ^ 1), v, key + kKeys);
       simt::cp_async_commit();
     }
-    const bool before_all = key + kKeys - 1 <= warp_query - seen_first;
-    if (key > warp_query + kLastRow || before_all) continue;  // all hidden from this warp
+    const bool before_all = key + kKeys - 1 <= first_place - seen_first;
+    if (key > last_place || before_all) continue;  // all hidden from this warp
     float s[kRowBlocks][kKeys / 8][4];
     multiply_rows<kRowBlocks, kKeys>(s, queries, warp_row, keys(stage));
-    if (key + kKeys - 1 > warp_query || key <= warp_query + kLastRow - seen_last) {
-      mask_scores<kKeys>(s, warp_query, key, layout.window, documents);
+    if (key + kKeys - 1 > first_place || key <= last_place - seen_last) {
+      mask_scores<kKeys, kCausal>(s, warp_query, key, layout, documents);
     }
     softmax_step<kDim, kKeys>(s, out, state, c);
     add_product<kRowBlocks, kKeys>(out, s, values(stage));
@@ -188,8 +190,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
 template <int kDim, int kKeys, typename T>
 void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
   constexpr std::size_t kShared = forward_shared_bytes<kDim, kKeys>();
-  const auto kernel = problem.layout.starts == nullptr ? forward_kernel<kDim, kKeys, false, T>
-                                                       : forward_kernel<kDim, kKeys, true, T>;
+  const auto kernel = !problem.layout.causal ? forward_kernel<kDim, kKeys, false, false, T>
+                      : problem.layout.starts == nullptr
+                          ? forward_kernel<kDim, kKeys, false, true, T>
+                          : forward_kernel<kDim, kKeys, true, true, T>;
   simt::allow_dynamic_shared(kernel, kShared);
   simt::launch(kernel, attention_grid(problem.layout, kQueries), dim3(kAttentionThreads), kShared,
                stream, problem);
@@ -199,9 +203,9 @@ void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
 
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
   with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
-    const ForwardProblem<T> problem{AttentionLayout(args.qkv, args.window, args.starts),
-                                    device_data<const T>(args.qkv), device_data<T>(args.out),
-                                    args.lse.as<float>()};
+    const ForwardProblem<T> problem{
+        AttentionLayout(args.qkv, args.window, args.starts, args.causal),
+        device_data<const T>(args.qkv), device_data<T>(args.out), args.lse.as<float>()};
     // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands
     // fit in 255 registers, two blocks to a multiprocessor.
     if (problem.layout.head_dim <= 64) {

@@ -23,6 +23,7 @@ struct AttentionGraph {
   AttentionGraph(const CudnnLibrary& library, const CudnnAttentionShape& shape)
       : half(shape.dtype == DType::kFloat16 ? CUDNN_DATA_HALF : CUDNN_DATA_BFLOAT16),
         graph(library),
+        causal(shape.causal),
         head{shape.batch, shape.heads, shape.length, shape.head_dim},
         scores{shape.batch, shape.heads, shape.length, shape.length},
         row{shape.batch, shape.heads, shape.length, 1} {
@@ -63,8 +64,9 @@ struct AttentionGraph {
     graph.multiply(a, b, y);
     return y;
   }
-  /// Scores with those of keys after the query at minus infinity.
+  /// Scores with those of keys after the query at minus infinity, if it is causal.
   Tensor masked(Tensor s) {
+    if (!causal) return s;
     const Tensor query = score_value(CUDNN_DATA_INT32), key = score_value(CUDNN_DATA_INT32);
     graph.index(s, 2, query);
     graph.index(s, 3, key);
@@ -83,6 +85,7 @@ struct AttentionGraph {
 
   cudnnDataType_t half;  // of what is in memory, but for statistics
   CudnnGraph graph;
+  bool causal;
   Sizes head, scores, row;           // sizes
   Sizes packed{}, plain{}, dense{};  // strides of head: in qkv, in out, on its own
   Sizes score_strides{}, row_strides{};

@@ -7,7 +7,7 @@
 #include "cuda/cudnn_graph_cuda.h"
 #include "tessera/core/dtype.h"
 
-// Causal attention as graphs that cuDNN recognises and runs as one fused kernel each.
+// Attention as graphs that cuDNN recognises and runs as one fused kernel each.
 namespace tessera::cuda {
 
 enum class CudnnPass : std::uint8_t { kForward, kBackward, kBackwardDeterministic };
@@ -17,6 +17,7 @@ struct CudnnAttentionShape {
   std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
   CudnnPass pass = CudnnPass::kForward;
   DType dtype = DType::kBFloat16;  ///< or kFloat16
+  bool causal = true;
 
   auto operator<=>(const CudnnAttentionShape&) const = default;
   /// Elements of what there is one of per query.

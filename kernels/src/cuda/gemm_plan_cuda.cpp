@@ -226,7 +226,7 @@ cublasLtMatmulAlgo_t restored(cublasLtHandle_t handle, const GemmProblem& p, con
   require(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes &&
               (reductions & ~reductions_of(p)) == 0,
           ErrorCode::kConfig,
-          "the table of GEMMs (--gemm-table) names an algorithm that cannot run ", describe(p),
+          "the table of GEMMs (`gemm_table`) names an algorithm that cannot run ", describe(p),
           ": ", cublasLtGetStatusName(status), ", ", result.workspaceSize,
           " bytes of workspace, reduction scheme ", reductions,
           "; write the table again with tessera calibrate");

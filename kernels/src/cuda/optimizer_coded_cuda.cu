@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   if (begin >= segments.end[s]) return;  // the whole warp
   const std::int64_t end =
       segments.end[s] < begin + kCodedBlock ? segments.end[s] : begin + kCodedBlock;
-  const auto factors = Rule::factors(a.scalars, *a.gradient_scale, segments.weight_decay[s]);
+  const auto factors = Rule::factors(a.scalars, *a.gradient_scale, segments.rates[s]);
   update_block<kWriteOut>(a, tables, factors, begin, end);
 }
 

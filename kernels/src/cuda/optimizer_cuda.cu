@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const std::int64_t begin = segments.begin[s] > group ? segments.begin[s] : group;
   const std::int64_t end = segments.end[s] < group + kGroup ? segments.end[s] : group + kGroup;
   if (begin >= end) return;
-  const auto factors = a.factors(segments.weight_decay[s]);
+  const auto factors = a.factors(segments.rates[s]);
   if (a.aligned && end - begin == kGroup) {
     update_group<kWriteOut>(a, factors, group);
   } else {

@@ -25,14 +25,14 @@ namespace tessera::cuda {
 constexpr int kGroup = 4;
 constexpr int kUpdateThreads =
     256;  // 64 bytes in flight per thread: two blocks saturate a multiprocessor
-/// Of one launch: with 28 bytes each, half of the 4 KiB that parameters may take everywhere.
+/// Of one launch: with 32 bytes each, half of the 4 KiB that parameters may take everywhere.
 constexpr int kSegments = 64;
 
 struct Segments {
   int count = 0;
   std::int64_t begin[kSegments] = {}, end[kSegments] = {};
   std::int64_t first_block[kSegments] = {};  // of the grid
-  float weight_decay[kSegments] = {};
+  SegmentRates rates[kSegments] = {};
 };
 
 /// The last segment whose first block is not behind `block`.
@@ -52,6 +52,7 @@ struct ElementMath {
   static __device__ float mul_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
   static __device__ float div(float a, float b) { return __fdiv_rn(a, b); }
   static __device__ float sqrt(float a) { return __fsqrt_rn(a); }
+  static __device__ float sign(float a) { return a > 0.0F ? 1.0F : a < 0.0F ? -1.0F : a; }
 };
 
 /// OptimizerStepArgs as the device takes them; G is the gradient's type, P the parameter's.
@@ -73,8 +74,8 @@ struct Shard {
   bool aligned;  // groups of four of every tensor
 
   __device__ bool keeps(int state) const { return !kStatesOptional || states[state] != nullptr; }
-  __device__ auto factors(float weight_decay) const {
-    return Rule::factors(scalars, *gradient_scale, weight_decay);
+  __device__ auto factors(const SegmentRates& rates) const {
+    return Rule::factors(scalars, *gradient_scale, rates);
   }
 };
 
@@ -172,7 +173,7 @@ std::int64_t fill_segments(Segments& segments, std::span<const OptimizerSegment>
     segments.begin[i] = segment.begin;
     segments.end[i] = segment.end;
     segments.first_block[i] = blocks;
-    segments.weight_decay[i] = segment.weight_decay;
+    segments.rates[i] = segment.rates;
     blocks += blocks_of(segment);
   }
   return blocks;

@@ -60,10 +60,11 @@ struct AdamW {
     float step_size;
   };
   static TESSERA_UPDATE_RULE Factors factors(const float* scalars, float gradient_scale,
-                                             float weight_decay) {
+                                             const SegmentRates& rates) {
+    const float learning_rate = rates.learning_rate_scale * scalars[kLearningRate];
     // The product of two fp32 is exact in fp64.
     const double decay =
-        1.0 - static_cast<double>(scalars[kLearningRate]) * static_cast<double>(weight_decay);
+        1.0 - static_cast<double>(learning_rate) * static_cast<double>(rates.weight_decay);
     return {gradient_scale,
             static_cast<float>(decay),
             scalars[kBeta1],
@@ -72,7 +73,7 @@ struct AdamW {
             1.0F - scalars[kBeta2],
             scalars[kInverseCorrection2],
             scalars[kEpsilon],
-            scalars[kStepSize]};
+            rates.learning_rate_scale * scalars[kStepSize]};
   }
 
   template <typename Math, typename V = typename Math::Value>

@@ -48,9 +48,9 @@ struct Sgd {
     bool nesterov;
   };
   static TESSERA_UPDATE_RULE Factors factors(const float* scalars, float gradient_scale,
-                                             float weight_decay) {
-    return {gradient_scale, weight_decay, scalars[kLearningRate], scalars[kMomentum],
-            scalars[kNesterov] != 0.0F};
+                                             const SegmentRates& rates) {
+    return {gradient_scale, rates.weight_decay, rates.learning_rate_scale * scalars[kLearningRate],
+            scalars[kMomentum], scalars[kNesterov] != 0.0F};
   }
 
   template <typename Math, typename V = typename Math::Value>

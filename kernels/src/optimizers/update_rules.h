@@ -9,12 +9,18 @@
 //   kIsCoded      whether they are stored as codes of 8 bits: then its row has two states for each,
 //                 the codes and the largest magnitudes of blocks of kCodedBlock elements, and
 //                 kIsSigned says which map they are codes of (dynamic_codes.h)
-//   factors(...)  what is the same for all elements of a segment
-//   update<Math>  the new master and states of one Math::Value of elements. Math says how to
-//                 multiply, divide and so on; each of its operations rounds once, everywhere.
+//   factors(...)  what is the same for all elements of a segment; whatever the learning rate is a
+//                 factor of, so is SegmentRates::learning_rate_scale
+//   update<Math>  the new master and states of one Math::Value of elements, by the functions of
+//                 Math; each rounds once, everywhere:
+//                 mul(a, b), mul_add(a, b, c) = a b + c, div(a, b), sqrt(a), and
+//                 sign(a): 1 above zero, -1 below, a itself if it is zero or NaN
+// A function that an update needs beside these is added to VectorMath (optimizer_cpu.cpp) and to
+// ElementMath (optimizer_cuda.h).
 
 #include "optimizers/adamw.h"
 #include "optimizers/adamw8bit.h"
+#include "optimizers/lion.h"
 #include "optimizers/sgd.h"
 
 #undef TESSERA_UPDATE_RULE
@@ -34,4 +40,4 @@ struct UpdateRules {
     ((i++ == place ? body(Rules()) : void()), ...);
   }
 };
-using AllRules = UpdateRules<AdamW, AdamW8bit, Sgd>;
+using AllRules = UpdateRules<AdamW, AdamW8bit, Lion, Sgd>;

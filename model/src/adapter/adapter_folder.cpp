@@ -287,7 +287,7 @@ const ParameterSpec* matrix_of(const ParameterSpec& spec,
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
   require(adapted.config().adapter.prompt() == nullptr, ErrorCode::kConfig, "'", adapted.path(),
           "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
-          "folder and give it with --adapter");
+          "folder and give it with `adapter`");
   GptConfig plain = adapted.config();
   plain.adapter = {};
   plain.base_format = WeightFormat::kNone;

@@ -24,7 +24,7 @@ AdapterConfig parse(std::string_view text, const GptConfig& /*config*/) {
   PromptOptions prompt;
   const auto set_init = [](const std::vector<std::string>& values) {
     require(values.front() == "random", ErrorCode::kConfig, "init=", values.front(),
-            " is not built; new prompts begin as random numbers: init=random, or give --adapter "
+            " is not built; new prompts begin as random numbers: init=random, or give `adapter` "
             "a prompt that PEFT has begun");
   };
   read_settings(text, kPromptTuning.shown.name,

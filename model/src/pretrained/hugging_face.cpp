@@ -289,7 +289,7 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
     require(any, ErrorCode::kConfig, "'", folder, "': quantization_config is of ",
             to_string(model->stored_format),
             ", and no tensor is quantised; remove the key from config.json, and give "
-            "--base-format");
+            "`base_format`");
     model->format += concat(", quantised to ", to_string(model->stored_format));
   }
   return PretrainedGpt(std::move(model));

@@ -459,7 +459,7 @@ void check_half_range(std::string_view name, std::span<const float> values) {
       std::ranges::find_if(values, [](float value) { return std::abs(value) >= kOverflow; });
   require(found == values.end(), ErrorCode::kConfig, "parameter '", name, "' has the value ",
           found == values.end() ? 0.0F : *found,
-          ", which fp16 does not have; write bf16 or fp32: --export-dtype bf16");
+          ", which fp16 does not have; write bf16 or fp32: `export_dtype` bf16");
 }
 
 }  // namespace

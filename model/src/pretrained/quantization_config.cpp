@@ -34,7 +34,7 @@ WeightFormat read_quantization(const ConfigReader& config) {
   if (reader.value(kMethod, four || eight ? "bitsandbytes" : "") != "bitsandbytes") {
     reader.refuse(kMethod,
                   "only bitsandbytes' weights can be read: download the model that is not "
-                  "quantised, and give --base-format");
+                  "quantised, and give `base_format`");
   }
   if (four == eight) {
     reader.refuse("load_in_4bit", "either it or load_in_8bit must be true");

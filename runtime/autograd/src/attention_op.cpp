@@ -9,6 +9,7 @@ namespace {
 struct Sizes {
   std::int64_t batch, length, heads, head_dim, window;
   TensorView starts{};
+  bool causal = true;
 
   Shape qkv() const { return {batch, length, 3, heads, head_dim}; }
   Shape out() const { return {batch, length, heads, head_dim}; }
@@ -41,22 +42,24 @@ Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
                                             .dtype = dtype,
                                             .backward = backward,
                                             .window = sizes.window,
-                                            .documents = static_cast<bool>(sizes.starts)},
+                                            .documents = static_cast<bool>(sizes.starts),
+                                            .causal = sizes.causal},
                                            options.cuda_kernels)
           : attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads, sizes.head_dim, dtype,
                                       options.threads);
   return tape.workspace(bytes, "attention scratch");
 }
 
-/// `products` matrix products over the scores that are not masked: the causal half, less what lies
-/// before the windows.
+/// `products` matrix products over the scores that are not masked: if attention is causal, half of
+/// them, less what lies before the windows.
 Cost attention_cost(const Sizes& s, DType dtype, double products, double tensors) {
   const auto tokens = static_cast<double>(s.batch * s.length);
   const auto channels = static_cast<double>(s.heads * s.head_dim);
   const auto length = static_cast<double>(s.length);
   const double outside =
       s.window == 0 || s.window >= s.length ? 0.0 : static_cast<double>(s.length - s.window);
-  const double keys = length - (outside == 0.0 ? 0.0 : outside * outside / length);
+  const double all = s.causal ? length : 2.0 * length;
+  const double keys = all - (outside == 0.0 ? 0.0 : outside * outside / length);
   return {.flops = products * tokens * keys * channels,
           .bytes = tensors * tokens * channels * static_cast<double>(size_of(dtype))};
 }
@@ -69,7 +72,8 @@ void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const Te
                                     .lse = lse,
                                     .workspace = workspace,
                                     .window = sizes.window,
-                                    .starts = sizes.starts},
+                                    .starts = sizes.starts,
+                                    .causal = sizes.causal},
                                    tape.stream());
   tape.charge(attention_cost(sizes, qkv.dtype, 2, 4));
 }
@@ -95,7 +99,8 @@ struct AttentionBackward {
                                          .d_qkv = d_qkv.view().reshape(sizes.qkv()),
                                          .workspace = workspace,
                                          .window = sizes.window,
-                                         .starts = sizes.starts},
+                                         .starts = sizes.starts,
+                                         .causal = sizes.causal},
                                         tape.stream());
     }
     tape.charge(attention_cost(sizes, qkv_tensor.dtype(), 5, 8));
@@ -106,9 +111,10 @@ struct AttentionBackward {
 }  // namespace
 
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
-                const TensorView& starts) {
+                const TensorView& starts, bool causal) {
   Sizes sizes = sizes_of(qkv, heads, window);
   sizes.starts = starts;
+  sizes.causal = causal;
   Tensor lse = tape.activation(Shape{sizes.batch, sizes.heads, sizes.length}, DType::kFloat32,
                                "attention log-sum-exp");
   constexpr const char* kWhat = "attention output";

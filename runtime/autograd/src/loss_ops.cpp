@@ -166,6 +166,8 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
   constexpr const char* kOp = "cross_entropy";
   require(logits.shape().rank() >= 1, ErrorCode::kInvalidArgument, kOp, ": logits are a scalar");
   check_compute_dtype(kOp, "logits", logits.tensor, logits.dtype());
+  if (tape.options().predicts) return logits;
+  tape.expect_classes(last_dim(logits.shape()));
   const std::int64_t rows = leading_rows(logits.shape());
   check_targets(kOp, targets, rows);
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
@@ -187,6 +189,7 @@ Value squared_error(Tape& tape, Value x, const TensorView& targets) {
   constexpr const char* kOp = "squared_error";
   require(x.shape().rank() >= 1, ErrorCode::kInvalidArgument, kOp, ": x is a scalar");
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
+  if (tape.options().predicts) return x;
   require(targets.dtype == DType::kFloat32 && targets.numel() == x.tensor.numel(),
           ErrorCode::kInvalidArgument, kOp, ": targets must be ", x.tensor.numel(),
           " fp32 (one per element of x ", x.shape(), "), got ", targets.shape, " ",
@@ -227,6 +230,8 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_compute_dtype(kOp, "weight", w, x.dtype());
   check_gradient(kOp, "weight", weight);
+  if (tape.options().predicts) return linear(tape, x, weight, nullptr);
+  tape.expect_classes(w.shape[0]);
   const std::int64_t rows = leading_rows(x.shape());
   check_targets(kOp, targets, rows);
 

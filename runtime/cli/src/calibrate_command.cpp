@@ -13,6 +13,7 @@
 #include "gpt_settings.h"
 #include "interrupt.h"
 #include "machine.h"
+#include "option_names.h"
 #include "terminal.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
@@ -224,7 +225,7 @@ int calibrate_profile(const Config& config, const std::string& path) {
     write_profile(path, *profile);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
-    std::cerr << "\n" << error.what() << "\n";
+    std::cerr << "\n" << with_flags(error.what()) << "\n";
     return kExitSignal + interrupt.signal();
   }
   return kExitGood;

@@ -6,6 +6,7 @@
 
 #include "aliases.h"
 #include "help_format.h"
+#include "option_names.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 
@@ -73,7 +74,8 @@ void SettingsCommand::add_flag(const Setting& setting) {
     texts_[name] = bare ? "true" : results.front();
     return true;
   };
-  CLI::Option* option = command_->add_option(flag_name(setting.name), store, setting.help);
+  CLI::Option* option =
+      command_->add_option(flag_name(setting.name), store, with_flags(setting.help));
   option->expected(is_flag ? 0 : 1, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   option->type_name(type_name(setting))->group(setting.group);
   const std::string fallback = default_text(setting);

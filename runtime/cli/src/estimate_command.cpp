@@ -14,6 +14,7 @@
 #include "gpt_settings.h"
 #include "json_output.h"
 #include "model_names.h"
+#include "option_names.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
@@ -345,7 +346,8 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
     const auto take = [request, name = size.name](const std::string& text) {
       request->model.set_text(name, text);
     };
-    app.add_option_function<std::string>(flag_name(size.name), take, size.help)->type_name("N");
+    app.add_option_function<std::string>(flag_name(size.name), take, with_flags(size.help))
+        ->type_name("N");
   }
   app.add_flag("--json", request->json, "print one JSON object");
   app.allow_extras();  // so that an unknown flag is answered

@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "gpt_settings.h"
 #include "json_output.h"
+#include "option_names.h"
 #include "profile_note.h"
 #include "report.h"
 #include "simulated_run.h"
@@ -95,7 +96,7 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
       cells.push_back(std::move(cell));
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
-      left_out.push_back({values, error.what()});
+      left_out.push_back({values, with_flags(error.what())});
     }
   }
   std::vector<ParetoPoint> points;

@@ -1,4 +1,5 @@
 #include "terminal.h"
+#include "option_names.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -73,7 +74,8 @@ std::string wrapped(const std::string& text, int columns, int indent) {
 }
 
 std::string for_reader(const Terminal& terminal, const std::string& text, int indent) {
-  return terminal.interactive ? wrapped(text, terminal.columns, indent) : text;
+  const std::string named = with_flags(text);
+  return terminal.interactive ? wrapped(named, terminal.columns, indent) : named;
 }
 
 std::string with_commas(long long number) {

@@ -26,7 +26,8 @@ std::string paint(const Terminal& terminal, Colour colour, const std::string& te
 /// `text` with line breaks between its words where a line would be longer than `columns`; lines
 /// that go on begin with `indent` blanks. Words stay whole, however long.
 std::string wrapped(const std::string& text, int columns, int indent = 0);
-/// `text` wrapped for a person who watches; as it is for a file, where lines are searched.
+/// `text` with the flags of the options that it names (with_flags), wrapped for a person who
+/// watches; in one piece for a file, where lines are searched.
 std::string for_reader(const Terminal& terminal, const std::string& text, int indent = 0);
 /// Terminal columns that UTF-8 text takes, if all its characters are narrow.
 int columns_of(std::string_view text);

@@ -199,6 +199,7 @@ constexpr Alias kAliases[] = {
 
     // The optimizer.
     {"--optim", "--optimizer", optimizer_name},
+    {"--lr-group", "--learning-rate-groups"},
     {"--lr", "--learning-rate"},
     {"--min-lr", "--minimum-learning-rate"},
     {"--lr-scheduler-type", "--learning-rate-schedule", learning_rate_schedule},

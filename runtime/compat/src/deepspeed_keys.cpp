@@ -197,7 +197,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("bf16_optimizer_states", kFlag, "optimizer states in bf16", kSetFalse),
       refused("fp16_master_weights_and_grads", kFlag, "master weights in fp16", kSetFalse), }},
       {"optimizer", {
-      used("type", kText, "`--optimizer adamw`"),
+      used("type", kText, "`--optimizer adamw`, `sgd` or `lion`"),
       used("params", kSection, kBelow),
       quiet("legacy_fusion", kFlag, kRarely), }},
       {"optimizer.params", {
@@ -211,6 +211,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       used("max_grad_norm", kNumber, "`--clip-norm x`, without gradient_clipping").from(0),
       refused("dampening", kNumber, "dampening of SGD's momentum", "set it to 0").but({"0", "0.0"}),
       refused("maximize", kFlag, "a loss that is maximised", kSetFalse),
+      refused("fp32_optimizer_states", kFlag, "optimizer states in 16 bits", "set it to true").but({"true"}),
       quiet("foreach", kFlag, kKernels),
       quiet("differentiable", kFlag, kRarely),
       quiet("torch_adam", kFlag, kKernels),

@@ -29,23 +29,23 @@ void learning_rate(Section& params, const PeakRate& peak) {
   }
 }
 
-void betas(Section& params) {
+/// `defaults`: DeepSpeed's for this optimizer.
+void betas(Section& params, std::array<double, 2> defaults) {
   const char* key = "betas";
-  std::array<double, 2> values{0.9, 0.999};
   if (params.is_auto(key)) {
     params.agree(key, "\"auto\": are --beta1 and --beta2");
     return;
   }
   if (!params.has(key)) {
-    params.derive(key, "beta1", values[0], "DeepSpeed's default is 0.9");
-    params.derive(key, "beta2", values[1], "DeepSpeed's default is 0.999");
+    params.derive(key, "beta1", defaults[0], concat("DeepSpeed's default is ", defaults[0]));
+    params.derive(key, "beta2", defaults[1], concat("DeepSpeed's default is ", defaults[1]));
     return;
   }
   const Node* list = params.node(key);
-  if (list == nullptr || list->items.size() != values.size()) {
+  if (list == nullptr || list->items.size() != defaults.size()) {
     params.refuse(key, "must be two numbers");
   }
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (std::size_t i = 0; i < defaults.size(); ++i) {
     const auto value = as_number(list->items[i]);
     if (!value || *value < 0 || *value >= 1) {
       params.refuse(key, "must be two numbers of at least 0 and below 1");
@@ -88,11 +88,11 @@ void translate_sgd(Section& params) {
 void translate_adam(TypedSection& optimizer) {
   Section& params = optimizer.params;
   attempt([&] { check_adam(params, optimizer.type == "AdamW"); });
-  attempt([&] { betas(params); });
+  attempt([&] { betas(params, {0.9, 0.999}); });
   attempt([&] { number(params, "eps", "epsilon", 1e-8); });
 }
 
-/// A key of the other optimizer, with which PyTorch would not make this one.
+/// A key of another optimizer, with which DeepSpeed would not make this one.
 void refuse_foreign(TypedSection& optimizer, std::initializer_list<const char*> keys) {
   for (const char* const key : keys) {
     if (!optimizer.params.has(key)) continue;
@@ -118,6 +118,10 @@ void translate_optimizer(TypedSection& optimizer, const PeakRate& peak, bool cli
     optimizer.section.honour("type", "optimizer", "sgd");
     refuse_foreign(optimizer, {"betas", "eps", "adam_w_mode"});
     translate_sgd(params);
+  } else if (optimizer.type == "Lion") {
+    optimizer.section.honour("type", "optimizer", "lion");
+    refuse_foreign(optimizer, {"momentum", "nesterov", "eps", "adam_w_mode"});
+    attempt([&] { betas(params, {0.9, 0.99}); });
   } else {
     optimizer.section.agree("type", "it is AdamW here, unless --optimizer names another");
     refuse_foreign(optimizer, {"momentum", "nesterov"});

@@ -72,9 +72,9 @@ std::optional<TypedSection> open_optimizer(Section& top, const std::string& file
                                            ConfigTranslation& translation) {
   const Kind kind{.name = "optimizer",
                   .params = "optimizer.params",
-                  .ours = {"AdamW", "Adam", "SGD"},
-                  .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Lion",
-                             "Muon", "MuAdam", "MuAdamW", "MuSGD"}};
+                  .ours = {"AdamW", "Adam", "SGD", "Lion"},
+                  .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon",
+                             "MuAdam", "MuAdamW", "MuSGD"}};
   return open(top, kind, rules_of("optimizer"), rules_of("optimizer.params"), file, translation);
 }
 

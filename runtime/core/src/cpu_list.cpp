@@ -118,7 +118,7 @@ void bind_thread(const CpuList& cpus) {
   for (const int cpu : cpus) mask.add(cpu);
   require(sched_setaffinity(0, mask.bytes(), mask.get()) == 0, ErrorCode::kUnavailable,
           "cannot bind a thread to CPUs ", to_string(cpus), ": ", std::strerror(errno),
-          "; train with --bind none");
+          "; train with `bind` none");
 }
 
 CpuList usable_cpus() {

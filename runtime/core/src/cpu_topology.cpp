@@ -48,7 +48,7 @@ Topology load_topology(const TopologySource& source) {
   describe_source(raw, source);
   require(hwloc_topology_load(raw) == 0, ErrorCode::kUnavailable,
           "hwloc cannot read the topology of the machine: ", std::strerror(errno),
-          "; train with --bind none");
+          "; train with `bind` none");
   return topology;
 }
 
@@ -111,7 +111,7 @@ CpuTopology read_topology(const TopologySource& source) {
     result.device_nodes[bus_id_of(object->attr->pcidev)] = node_near(topology.get(), object);
   }
   require(!result.cores.empty(), ErrorCode::kUnavailable,
-          "hwloc finds no cores in this machine; train with --bind none");
+          "hwloc finds no cores in this machine; train with `bind` none");
   return result;
 }
 

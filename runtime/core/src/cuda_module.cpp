@@ -65,7 +65,7 @@ CudaStatus cuda_status() {
 std::unique_ptr<CudaDevice> make_cuda_device(CudaDeviceOptions options) {
   require(has_driver(), ErrorCode::kUnavailable,
           "no NVIDIA driver is installed (libcuda.so.1 was not found); train on the CPU with "
-          "--device cpu");
+          "`device` cpu");
   const auto make = reinterpret_cast<MakeCudaDevice*>(cuda_symbol(kMakeCudaDevice));
   return std::unique_ptr<CudaDevice>(make(options));
 }

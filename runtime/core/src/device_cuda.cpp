@@ -56,7 +56,7 @@ class DeviceCuda : public CudaDevice {
            ", compute capability ", properties.major, ".", properties.minor,
            ") does not run this build's kernels: ", error.what(),
            "; build with -DTESSERA_CUDA_ARCHITECTURES=", properties.major, properties.minor,
-           ", or use --device cpu");
+           ", or use `device` cpu");
     }
   }
   /// Ties CUDA's clock, which only knows differences, to the host's.

@@ -49,7 +49,7 @@ SegmentPool::Segment PinnedPool::grow(std::size_t needed) {
   const auto refuse = [bytes](int error) {
     fail(ErrorCode::kOutOfMemory, "the system refused ", bytes,
          " bytes of host memory: ", std::strerror(error),
-         "; end other programs, or offload less (--offload-optimizer host:0.5)");
+         "; end other programs, or offload less (`offload_optimizer` host:0.5)");
   };
   if (block == MAP_FAILED) refuse(errno);
   madvise(block, bytes, MADV_HUGEPAGE);  // a hint
@@ -63,7 +63,7 @@ SegmentPool::Segment PinnedPool::grow(std::size_t needed) {
   if (status != cudaSuccess) {
     munmap(block, bytes);
     require(status != cudaErrorMemoryAllocation, ErrorCode::kOutOfMemory, "CUDA could not pin ",
-            bytes, " bytes of host memory; offload less (--offload-optimizer host:0.5)");
+            bytes, " bytes of host memory; offload less (`offload_optimizer` host:0.5)");
     check(status, "cudaHostRegister");
   }
   segments_.push_back({.address = reinterpret_cast<SegmentPool::Address>(block), .bytes = bytes});

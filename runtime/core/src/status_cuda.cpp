@@ -126,7 +126,7 @@ void fill_status(CudaStatus& status) {
     if (gpu.major >= kOldestMajor) continue;
     status.problem = concat("GPU ", gpu.ordinal, " (", gpu.name, ") has compute capability ",
                             gpu.major, ".", gpu.minor, ", and the kernels need ", kOldestMajor,
-                            ".0 (Ampere) or newer; hide it (CUDA_VISIBLE_DEVICES), or use --device "
+                            ".0 (Ampere) or newer; hide it (CUDA_VISIBLE_DEVICES), or use `device` "
                             "cpu");
     return;
   }

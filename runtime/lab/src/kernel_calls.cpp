@@ -63,21 +63,22 @@ void gelu_forward(const GeluForwardArgs& a, Stream& /*stream*/) {
 void gelu_backward(const GeluBackwardArgs& a, Stream& /*stream*/) {
   record("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
-/// `products` matrix products over the scores that are not masked: the causal half, less what lies
-/// before the windows.
-double attention_flops(const TensorView& out, std::int64_t window, double products) {
+/// `products` matrix products over the scores that are not masked: of causal attention half of
+/// them, less what lies before the windows.
+double attention_flops(const TensorView& out, std::int64_t window, bool causal, double products) {
   const auto length = static_cast<double>(out.shape[1]);
   const double outside = window == 0 ? 0.0 : std::max(0.0, length - static_cast<double>(window));
-  const double keys = outside == 0.0 ? length : length - outside * outside / length;
+  const double all = causal ? length : 2.0 * length;
+  const double keys = outside == 0.0 ? all : all - outside * outside / length;
   return products * static_cast<double>(out.numel()) * keys;
 }
 void attention_forward(const AttentionForwardArgs& a, Stream& /*stream*/) {
   record("attention_forward", a.out, bytes_of({&a.qkv, &a.out, &a.lse}),
-         attention_flops(a.out, a.window, 2.0));
+         attention_flops(a.out, a.window, a.causal, 2.0));
 }
 void attention_backward(const AttentionBackwardArgs& a, Stream& /*stream*/) {
   record("attention_backward", a.out, bytes_of({&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv}),
-         attention_flops(a.out, a.window, 5.0));
+         attention_flops(a.out, a.window, a.causal, 5.0));
 }
 void embedding_forward(const EmbeddingForwardArgs& a, Stream& /*stream*/) {
   record("embedding_forward", a.x, 2.0 * bytes_of({&a.x}) + bytes_of({&a.tokens, &a.wpe}));
@@ -131,6 +132,21 @@ void relu_forward(const ReluForwardArgs& a, Stream& /*stream*/) {
 }
 void relu_backward(const ReluBackwardArgs& a, Stream& /*stream*/) {
   record("relu_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+}
+void multiply(const MultiplyArgs& a, Stream& /*stream*/) {
+  record("multiply", a.a, bytes_of({&a.a, &a.b, &a.y}));
+}
+void softmax_forward(const SoftmaxForwardArgs& a, Stream& /*stream*/) {
+  record("softmax_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void softmax_backward(const SoftmaxBackwardArgs& a, Stream& /*stream*/) {
+  record("softmax_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+}
+void mean_rows_forward(const MeanRowsForwardArgs& a, Stream& /*stream*/) {
+  record("mean_rows_forward", a.x, bytes_of({&a.x, &a.y}));
+}
+void mean_rows_backward(const MeanRowsBackwardArgs& a, Stream& /*stream*/) {
+  record("mean_rows_backward", a.dx, bytes_of({&a.dy, &a.dx}));
 }
 void fill(const FillArgs& a, Stream& /*stream*/) { record("fill", a.dst, bytes_of({&a.dst})); }
 
@@ -228,6 +244,11 @@ KernelTable recording_kernels() {
   table.heads_backward = heads_backward;
   table.relu_forward = relu_forward;
   table.relu_backward = relu_backward;
+  table.multiply = multiply;
+  table.softmax_forward = softmax_forward;
+  table.softmax_backward = softmax_backward;
+  table.mean_rows_forward = mean_rows_forward;
+  table.mean_rows_backward = mean_rows_backward;
   table.fill = fill;
   return table;
 }

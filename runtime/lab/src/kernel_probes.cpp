@@ -149,6 +149,23 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
   binary(&KernelTable::relu_backward, [](View y, View dy, View dx) {
     return ReluBackwardArgs{y, dy, dx};
   });
+  binary(&KernelTable::multiply, [](View a, View b, View y) { return MultiplyArgs{a, b, y}; });
+  constexpr std::int64_t kRow = 256;
+  const std::int64_t rows = std::max<std::int64_t>(1, n / kRow);
+  const Shape matrix{rows, kRow}, sequence{1, rows, kRow}, mean{1, kRow};
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.softmax_forward({.x = o.input(matrix, t), .y = o.output(matrix, t)}, s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.softmax_backward(
+        {.y = o.input(matrix, t), .dy = o.input(matrix, t), .dx = o.output(matrix, t)}, s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.mean_rows_forward({.x = o.input(sequence, t), .y = o.output(mean, t)}, s);
+  });
+  add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
+    k.mean_rows_backward({.dy = o.input(mean, t), .dx = o.output(sequence, t)}, s);
+  });
   add([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
     k.swiglu_forward({.x = o.input({1, n}, t), .y = o.output({1, n / 2}, t)}, s);
   });

@@ -93,7 +93,7 @@ std::string timeline_figure(const Comparison& comparison) {
                   "simulated."};
   const std::vector<ShownStep> steps = shown_steps(comparison);
   if (steps.empty()) {
-    return empty_figure(text, "No cell has a timeline; --simulate PROFILE makes them.");
+    return empty_figure(text, "No cell has a timeline: none is simulated.");
   }
   Table table{.caption = "Actions of a step, in milliseconds from its begin",
               .header = {"strategy", "source", "lane", "action", "begin", "end"}};

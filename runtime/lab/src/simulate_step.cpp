@@ -137,7 +137,7 @@ double seconds_of(const KernelCall& call, const HardwareProfile& profile, int th
     }
     require(rates != nullptr || part.flops <= 0.0, ErrorCode::kConfig, "the profile '",
             profile.name, "' has no rate of ", rates_name(part), " in ", dtype,
-            "; add one, or choose another --precision");
+            "; add one, or choose another `precision`");
     seconds +=
         profile.launch.value + std::max(part.bytes / profile.memory_bandwidth.value, computed);
   }

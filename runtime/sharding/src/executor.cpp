@@ -127,6 +127,7 @@ class Executor::Impl {
   void set_loss_scaler(const LossScalerState& state);
   StepResult evaluate(std::size_t program, std::int64_t samples,
                       const std::function<void(std::int64_t)>& after_batch);
+  void predict(std::size_t program, std::int64_t step, const OnPrediction& receive);
   void take_snapshot(std::size_t program, std::int64_t step);
   void prepare_snapshot(std::size_t program);
   TensorView snapshot(std::size_t program, const std::string& state_tensor) const {
@@ -164,6 +165,7 @@ class Executor::Impl {
     std::unique_ptr<SnapshotBuffers> host;  ///< of the snapshot, once there has been one
     std::shared_ptr<MicroBatches> batches;
     std::shared_ptr<StepKeys> keys;  ///< of a schedule that trains
+    const bool predicts;
     LayerRunner layers;
     StepContext context;
     std::unique_ptr<StepGraph> graph;
@@ -208,6 +210,7 @@ class Executor::Impl {
   void judge(const Begun& step, StepResult& result);
   std::string find_non_finite(std::size_t turn);
   void update(const Loaded& program, const Action& action, Stream& stream);
+  SegmentRates rates_of(const ParameterSpec& spec) const;
   void plan_segments();
   void prepare(Memory& memory);
   std::span<const float> gather_flat(const FlatId& id, DeviceArray<float>& whole);
@@ -270,8 +273,9 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                ? alike->keys
                : std::make_shared<StepKeys>(schedule, impl.layout_, *batches, impl.options_.seed,
                                             memory, impl.options_.steps_in_flight)),
+      predicts(program.predicts),
       layers(schedule, impl.layout_, impl.model_, *batches, keys.get(), buffers, memory,
-             impl.options_),
+             impl.options_, predicts),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers, impl.copies_,
               [this, &impl](const Action& action, Stream& stream) {
                 impl.update(*this, action, stream);
@@ -289,10 +293,17 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
   for (const Action& action : schedule.actions) names.push_back(describe(schedule, action));
 }
 
-/// Where this rank's optimizer shard overlaps each tensor, and with what weight decay.
-void Executor::Impl::plan_segments() {
-  const float weight_decay =
+SegmentRates Executor::Impl::rates_of(const ParameterSpec& spec) const {
+  const ParameterGroup* const group = find_group(options_.optimizer.groups, spec.name);
+  float weight_decay =
       options_.optimizer.weight_decay.value_or(static_cast<float>(optimizer_.weight_decay));
+  if (group != nullptr && group->weight_decay) weight_decay = *group->weight_decay;
+  return {.weight_decay = weight_decay * spec.weight_decay_scale,
+          .learning_rate_scale = group != nullptr ? group->learning_rate_factor : 1.0F};
+}
+
+/// Where this rank's optimizer shard overlaps each tensor, and at what rates.
+void Executor::Impl::plan_segments() {
   // As the layout counts: an element's place among all depends on no division into units.
   const std::int64_t alignment = flat_alignment(state_.options().optimizer_tensors);
   std::int64_t elements = 0;
@@ -305,9 +316,8 @@ void Executor::Impl::plan_segments() {
       const std::int64_t begin = std::max(shard.begin, tensor.offset);
       const std::int64_t end = std::min(shard.end(), tensor.offset + tensor.spec.shape.numel());
       if (begin >= end) continue;
-      segments.push_back({.begin = begin - shard.begin,
-                          .end = end - shard.begin,
-                          .weight_decay = weight_decay * tensor.spec.weight_decay_scale});
+      segments.push_back(
+          {.begin = begin - shard.begin, .end = end - shard.begin, .rates = rates_of(tensor.spec)});
     }
     updates_[id] = {.segments = std::move(segments), .first_element = elements + shard.begin};
     elements += (flat.numel + alignment - 1) / alignment * alignment;
@@ -326,6 +336,7 @@ void Executor::Impl::prepare(Memory& memory) {
     if (program->has_snapshot) continue;  // the passes of a program before it
     program->layers.prepare(exchange_.loss_scale(), exchange_.loss_sum(), exchange_.hits(),
                             *compute);
+    program->batches->expect_classes(program->layers.classes());
   }
 }
 
@@ -507,6 +518,8 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
   const Schedule& schedule = programs_.at(number)->schedule;
   require(schedule.purpose == Purpose::kEvaluate, ErrorCode::kInvalidArgument,
           "this schedule trains; evaluation needs one that was planned for it");
+  require(!programs_.at(number)->predicts, ErrorCode::kInvalidArgument,
+          "this program predicts and has no losses to evaluate");
   const std::int64_t steps =
       divide_samples(schedule.mesh, schedule.micro_steps, options_.micro_batch).steps_for(samples);
   std::array<std::int64_t, kExactSumWords> losses{};
@@ -524,6 +537,19 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));
   result.loss = result.items > 0 ? sum / static_cast<double>(result.items) : 0.0;
   return result;
+}
+
+void Executor::Impl::predict(std::size_t number, std::int64_t step, const OnPrediction& receive) {
+  const Loaded& program = *programs_.at(number);
+  require(program.predicts, ErrorCode::kInvalidArgument,
+          "this program takes losses; what the last layer returns is kept by one that predicts");
+  begin_step(
+      step, [](std::int64_t) { return 0.0; }, number);
+  finish_step();
+  for (int m = 0; m < program.schedule.micro_steps; ++m) {
+    const LayerRunner::Prediction& prediction = program.layers.prediction(m);
+    receive(program.batches->first_sample_of(step, m), prediction.shape, prediction.values);
+  }
 }
 
 /// In a catch: peers must not wait for what will never be issued, and what was issued must not
@@ -789,6 +815,10 @@ StepResult Executor::finish_step() { return impl_->finish_step(); }
 StepResult Executor::evaluate(std::size_t program, std::int64_t samples,
                               const std::function<void(std::int64_t)>& after_batch) {
   return impl_->evaluate(program, samples, after_batch);
+}
+
+void Executor::predict(std::size_t program, std::int64_t step, const OnPrediction& receive) {
+  impl_->predict(program, step, receive);
 }
 
 void Executor::take_snapshot(std::size_t program, std::int64_t step) {

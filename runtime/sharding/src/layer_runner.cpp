@@ -30,7 +30,8 @@ TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                          const MicroBatches& batches, const StepKeys* keys,
-                         const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options)
+                         const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options,
+                         bool predicts)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
@@ -41,6 +42,8 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       options_(options),
       kernels_(options.layer_kernels != nullptr ? options.layer_kernels
                                                 : &kernels_for(memory.device())),
+      predicts_(predicts),
+      predictions_(predicts ? static_cast<std::size_t>(schedule.micro_steps) : 0),
       written_(schedule.buffers.size()) {
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
@@ -197,6 +200,7 @@ TapeOptions LayerRunner::tape_options(const Action& a, bool record,
   return {.record = record,
           .selective = schedule_.policy.recompute == Recompute::kSelective,
           .training = schedule_.purpose == Purpose::kTrain,
+          .predicts = predicts_,
           .loss_scale = loss_scale,
           .random_key = keys_ != nullptr ? keys_->dropout(a.layer) : TensorView(),
           .first_sample = keys_ != nullptr ? keys_->first_sample(a.micro_step) : TensorView(),
@@ -241,7 +245,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
   Value value = input_of(a.layer, *tape, std::move(flowing));
-  Value output = model_.layers[layer]->forward(*tape, value, bind(a));
+  Value output = run_layer(a, *tape, value, bind(a));
   kept.output = std::move(output.tensor);
   kept.kept = trains;
   if (record) {
@@ -251,12 +255,57 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   activations_.insert_or_assign(buffer, std::move(kept));
 }
 
+Value LayerRunner::run_layer(const Action& a, Tape& tape, const Value& input,
+                             std::span<Parameter> parameters) {
+  const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
+  try {
+    return layer.forward(tape, input, parameters);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    std::throw_with_nested(Error(
+        error.code(), concat("layer '", layer.name(), "' (", layer.type(), "): ", error.what())));
+  }
+}
+
+Value LayerRunner::run_loss(const Action& a, Tape& tape, const Value& input) {
+  try {
+    return run_layer(a, tape, input, bind(a));
+  } catch (const Error&) {
+    if (tape.classes() > 0) batches_.check_classes(a.micro_step, tape.classes());
+    throw;
+  }
+}
+
+void LayerRunner::keep_prediction(const Action& a, const Tensor& output, Stream& stream) {
+  Prediction& kept = predictions_[static_cast<std::size_t>(a.micro_step)];
+  Tensor values = output;
+  if (output.dtype() != DType::kFloat32) {
+    values = Tensor::empty(memory_, output.shape(), DType::kFloat32, MemoryCategory::kActivations,
+                           "predictions in fp32");
+    kernels_->cast({.src = output, .dst = values}, stream);
+  }
+  kept.shape = output.shape();
+  if (memory_.device().kind() == DeviceKind::kSim) return;
+  kept.values.resize(static_cast<std::size_t>(values.numel()));
+  const auto bytes = static_cast<std::size_t>(values.bytes());
+  if (memory_.device().kind() == DeviceKind::kCpu) {  // this is a task of the stream
+    std::memcpy(kept.values.data(), values.view().data, bytes);
+  } else {
+    stream.copy(kept.values.data(), values.view().data, bytes);
+  }
+}
+
 /// The last layer's forward; its losses are added to `loss_sum`.
 Value LayerRunner::run_last(const Action& a, Tape& tape, Tensor flowing, const TensorView& loss_sum,
                             Stream& stream) {
   const Layer& layer = *model_.layers[static_cast<std::size_t>(a.layer)];
   const Value input = input_of(a.layer, tape, std::move(flowing));
-  Value output = layer.forward(tape, input, bind(a));
+  Value output = run_loss(a, tape, input);
+  classes_ = tape.classes();
+  if (predicts_) {
+    keep_prediction(a, output.tensor, stream);
+    return output;
+  }
   require(output.dtype() == DType::kFloat32, ErrorCode::kInvalidArgument, "layer '", layer.name(),
           "' comes last and must return its losses in fp32, not ", to_string(output.dtype()));
   const int micro_step = schedule_.buffer(*schedule_.find(a.reads, BufferKind::kBatch)).micro_step;
@@ -325,7 +374,7 @@ LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const Tensor
   const auto layer = static_cast<std::size_t>(a.layer);
   Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
   const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));
-  kept.recorded = model_.layers[layer]->forward(*kept.tape, value, parameters);
+  kept.recorded = run_layer(a, *kept.tape, value, parameters);
   kept.losses = kept.recorded.shape();
   kept.recorded.tensor = {};
   kept.recorded.remake = nullptr;

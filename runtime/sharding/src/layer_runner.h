@@ -19,7 +19,19 @@ class LayerRunner {
   /// `keys` may be null for a schedule that does not train.
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
               const MicroBatches& batches, const StepKeys* keys, const StepBuffers& buffers,
-              Memory& memory, const ExecutorOptions& options);
+              Memory& memory, const ExecutorOptions& options, bool predicts);
+
+  /// What the last layer has returned in a micro-step of a schedule that predicts, in fp32.
+  struct Prediction {
+    Shape shape;
+    std::vector<float> values;
+  };
+  /// Once the step is finished, until the next one begins.
+  const Prediction& prediction(int micro_step) const {
+    return predictions_.at(static_cast<std::size_t>(micro_step));
+  }
+  /// How many classes targets may be of; 0 if no loss has said it. After prepare().
+  std::int64_t classes() const { return classes_; }
 
   /// Runs the layers of a step without their kernels, which only make their plans: what a step
   /// would have to do once, or take from the device, is done and there. Host thread, before the
@@ -71,6 +83,12 @@ class LayerRunner {
   bool recomputes(int layer) const;
   Value run_last(const Action& action, Tape& tape, Tensor flowing, const TensorView& loss_sum,
                  Stream& stream);
+  /// The layer's forward. An error of its shapes names the layer.
+  Value run_layer(const Action& action, Tape& tape, const Value& input,
+                  std::span<Parameter> parameters);
+  /// The last layer's, whose targets may be the error.
+  Value run_loss(const Action& action, Tape& tape, const Value& input);
+  void keep_prediction(const Action& action, const Tensor& output, Stream& stream);
   Tensor gradient_of_losses(Tape& tape, const Shape& losses, const TensorView& loss_scale,
                             Stream& stream) const;
 
@@ -83,6 +101,9 @@ class LayerRunner {
   Memory& memory_;
   const ExecutorOptions& options_;
   const KernelTable* kernels_;
+  const bool predicts_;
+  std::vector<Prediction> predictions_;  ///< by micro-step, if it predicts
+  std::int64_t classes_ = 0;
 
   /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
   struct Activation {

@@ -55,6 +55,20 @@ std::int64_t count_targets(const TensorView& targets, const std::string& samples
   return counted;
 }
 
+/// Targets of int32 that are not below `classes`, if that is known.
+void check_classes_of(const TensorView& targets, std::int64_t classes, std::int64_t first,
+                      std::int64_t samples, std::int64_t step) {
+  if (targets.dtype != DType::kInt32 || classes == 0) return;
+  const std::int32_t* const values = targets.as<std::int32_t>();
+  const std::int64_t of_sample = std::max<std::int64_t>(1, targets.numel() / samples);
+  for (std::int64_t i = 0; i < targets.numel(); ++i) {
+    require(values[i] < classes, ErrorCode::kInvalidArgument, "step ", step + 1, ": target ",
+            i % of_sample, " of sample ", first + i / of_sample, " is ", values[i],
+            ", and the model has the classes 0 to ", classes - 1,
+            "; mend the data, or give the last layer more outputs");
+  }
+}
+
 }  // namespace
 
 /// A micro-batch in host memory, on its way to the device's.
@@ -98,6 +112,7 @@ MicroBatches::MicroBatches(const Schedule& schedule, const BatchSource& source, 
       division_(divide_samples(schedule.mesh, schedule.micro_steps, samples)),
       place_(sample_place(ShardNesting(schedule.mesh, schedule.placement), rank)),
       has_contents_(memory.device().kind() != DeviceKind::kSim),
+      is_readable_(has_contents_ && memory.device().host_accessible()),
       read_(static_cast<std::size_t>(steps_in_flight)) {
   Device& device = memory.device();
   for (int m = 0; m < schedule.micro_steps; ++m) {
@@ -137,8 +152,16 @@ std::int64_t MicroBatches::read(std::int64_t step, std::size_t turn) {
             " for ", samples, " (step ", step + 1, ", micro-step ", m + 1, "), but ", counted,
             " of their ", targets.numel(), " targets count: those that are neither -1 nor ",
             "-100; the loss would be scaled wrongly, so let fill return their number");
+    check_classes_of(targets, classes_, first, division_.micro_batch, step);
   }
   return items;
+}
+
+void MicroBatches::check_classes(int micro_step, std::int64_t classes) const {
+  if (!is_readable_) return;
+  const Batch& batch = at(micro_step);
+  check_classes_of(batch.targets, classes, batch.index * division_.micro_batch,
+                   division_.micro_batch, batch.index / division_.micro_batches_per_step());
 }
 
 void MicroBatches::check_losses(int micro_step, const Shape& losses,

@@ -39,6 +39,11 @@ class MicroBatches {
   /// returned cannot be the losses of a micro-batch: neither one for each class, row of targets or
   /// sample, nor as many as fill() said of the first batches.
   void check_losses(int micro_step, const Shape& losses, const std::string& layer) const;
+  /// Throws Error{kInvalidArgument} that names step and sample if a target of a micro-batch that
+  /// the host can read is not below `classes`.
+  void check_classes(int micro_step, std::int64_t classes) const;
+  /// From now on read() checks it. Before the first step.
+  void expect_classes(std::int64_t classes) { classes_ = classes; }
 
  private:
   class Staging;
@@ -51,8 +56,10 @@ class MicroBatches {
 
   const BatchSource& source_;
   const SampleDivision division_;
-  const int place_;          ///< of this rank among those that divide the samples
-  const bool has_contents_;  ///< false on the sim device
+  const int place_;           ///< of this rank among those that divide the samples
+  const bool has_contents_;   ///< false on the sim device
+  const bool is_readable_;    ///< by the host, where the kernels read them
+  std::int64_t classes_ = 0;  ///< that targets may be of; 0: not known
   std::vector<Batch> batches_;
   std::vector<std::int64_t> first_items_;  ///< by micro-step: what fill() said of the first read
   std::vector<Read> read_;                 ///< by turn

@@ -206,7 +206,7 @@ std::string strategy_note(const Strategy& strategy, const Mesh& mesh) {
   }
   const int replicas = default_replicas(strategy, ranks);
   return where + (replicas > 1
-                      ? concat("a hybrid needs several replicas of several ranks, e.g. --replicas ",
+                      ? concat("a hybrid needs several replicas of several ranks, e.g. `replicas` ",
                                replicas)
                       : concat(count(ranks, "rank"),
                                " cannot be divided into several replicas of "

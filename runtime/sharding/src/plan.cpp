@@ -76,7 +76,7 @@ void check_inputs(const ModelLayout& layout, const PlanOptions& options) {
           "activations wait on the host only where layers keep nothing but their input: recompute "
           "is ",
           to_string(options.policy.recompute),
-          "; use --recompute full, or leave --offload-activations ", "out");
+          "; use `policy.recompute` full, or leave `offload_activations` ", "out");
   require(options.offload_activations.size() == layout.layers.size(), ErrorCode::kInvalidArgument,
           "the sizes of ", options.offload_activations.size(),
           " layers' inputs are given, and the model has ", layout.layers.size(), " layers");

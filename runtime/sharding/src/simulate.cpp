@@ -42,7 +42,8 @@ void record_attention(const Args& args, Stream& stream) {
                               .dtype = args.qkv.dtype,
                               .backward = kBackward,
                               .window = args.window,
-                              .documents = static_cast<bool>(args.starts)});
+                              .documents = static_cast<bool>(args.starts),
+                              .causal = args.causal});
   if constexpr (kBackward) {
     attention_kernels->attention_backward(args, stream);
   } else {
@@ -154,7 +155,7 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
   for (const Program& program : programs) {
     auto& own = shapes[program.source];
     if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
-    simulated.push_back({program.schedule, own.get()});
+    simulated.push_back({program.schedule, own.get(), program.predicts});
     schedules.push_back(program.schedule);
   }
   RankGroups groups = RankGroups::simulated(0, schedules);

@@ -51,7 +51,7 @@ TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& opti
   const std::vector<DiskExtent> extents = disk_extents(buffers);
   if (!extents.empty() && device_.kind() != DeviceKind::kSim) {
     require(!disk.folder.empty(), ErrorCode::kConfig,
-            "training state goes to disk, and nobody has said where: set --offload-path to a "
+            "training state goes to disk, and nobody has said where: set `offload_path` to a "
             "folder on it");
     disk.rank = rank;
     disk_ = std::make_unique<DiskStore>(std::move(disk), extents);

@@ -94,7 +94,8 @@ std::vector<NamedText> identity_of_options(const TrainerOptions& options) {
   TrainerOptions o = options;
   o.learning_rate = resolved(o.learning_rate);
   std::vector<NamedText> all{{"total_steps", concat(o.learning_rate.total_steps)},
-                             {"gather_parameters", o.gather_parameters ? "true" : "false"}};
+                             {"gather_parameters", o.gather_parameters ? "true" : "false"},
+                             {"forward", o.forward ? "true" : "false"}};
   if (o.device == DeviceChoice::kCuda) {
     all.push_back(
         {"gemm_table", o.gemm_table.empty()

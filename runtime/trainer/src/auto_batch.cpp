@@ -50,7 +50,8 @@ BatchChoice choose_batch(const Model& model, const BatchSource& source,
        sizes.front() == 1 ? "s " : " ", format_bytes(choice.predicted_bytes), " per rank, and ",
        format_bytes(std::max<std::int64_t>(choice.budget_bytes, 0)), " may be used (",
        format_bytes(bytes_per_rank), " less ", describe_room(choice, margin),
-       "); shard more with --strategy, recompute with --recompute full, or use a smaller model");
+       "); shard more with `strategy`, recompute with `policy.recompute` full, or use a smaller "
+       "model");
 }
 
 std::string describe_room(const BatchChoice& choice, double margin) {

@@ -62,4 +62,36 @@ class FirstSamples : public ChosenSamples {
   std::int64_t samples_;
 };
 
+/// Inputs that a caller has given, without targets: those of Session::forward. The source says
+/// their shapes and dtypes. Beyond the last sample that is repeated.
+class GivenSamples : public ChosenSamples {
+ public:
+  explicit GivenSamples(const BatchSource& source) : ChosenSamples(source) {}
+  /// `inputs`: whole samples, one after the other, in host memory; at least one. While no pass
+  /// runs.
+  void give(const TensorView& inputs) { inputs_ = inputs.flat(); }
+  std::int64_t sample_numel() const { return source_.input_shape(1).numel(); }
+  std::int64_t samples() const { return inputs_.numel() / sample_numel(); }
+  std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
+                    TensorView targets) const override {
+    const std::int64_t numel = sample_numel();
+    const TensorView to = inputs.flat();
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t sample = std::min(first + i, samples() - 1);
+      const TensorView from = inputs_.narrow(0, sample * numel, numel);
+      std::memcpy(to.narrow(0, i * numel, numel).data, from.data,
+                  static_cast<std::size_t>(from.bytes()));
+    }
+    if (targets.dtype == DType::kInt32) {
+      std::fill_n(targets.as<std::int32_t>(), targets.numel(), -1);
+    } else {
+      std::memset(targets.data, 0, static_cast<std::size_t>(targets.bytes()));
+    }
+    return 0;
+  }
+
+ private:
+  TensorView inputs_{};
+};
+
 }  // namespace tessera

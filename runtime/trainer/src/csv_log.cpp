@@ -42,12 +42,12 @@ void check_csv_columns(const std::string& path, bool loss_scaling) {
   if (heading.ends_with('\r')) heading.pop_back();  // a spreadsheet has written it
   if (file.eof() && heading.empty()) return;
   require(heading == heading_of(loss_scaling), ErrorCode::kConfig,
-          "--csv: no rows can be added to ", path, ", which has other columns than '",
-          heading_of(loss_scaling), "'; give another path, or --overwrite to replace it");
+          "`csv`: no rows can be added to ", path, ", which has other columns than '",
+          heading_of(loss_scaling), "'; give another path, or `overwrite` to replace it");
 }
 
 CsvLog::CsvLog(std::string path, Existing existing, bool loss_scaling)
-    : file_(std::move(path), "--csv", existing), loss_scaling_(loss_scaling) {
+    : file_(std::move(path), "`csv`", existing), loss_scaling_(loss_scaling) {
   if (existing == Existing::kExtend) check_csv_columns(file_.path(), loss_scaling);
   if (file_.size() == 0) file_.write(heading_of(loss_scaling) + "\n");
 }

@@ -104,7 +104,7 @@ std::optional<FitExcess> excess_of(const FitCandidate& candidate, const FitReque
 std::string words_of(const FitCandidate& candidate) {
   std::string words;
   for (std::size_t i = 0; i < fit_axes().size(); ++i) {
-    words += concat(i == 0 ? "" : " ", flag_name(fit_axes()[i].setting), " ", candidate.values[i]);
+    words += concat(i == 0 ? "`" : " `", fit_axes()[i].setting, "` ", candidate.values[i]);
   }
   return words;
 }
@@ -188,7 +188,7 @@ FitChoice choose_fit(const Model& model, const BatchSource& source, const Traine
           format_bytes(best.device_bytes), " and ", format_bytes(best.host_bytes),
           " of the host's memory (", words_of(best), "; ",
           to_string(best.excess.value_or(FitExcess{})),
-          "); give more memory, a smaller --micro-batch with more --accumulate, more ranks, or a "
+          "); give more memory, a smaller `micro_batch` with more `accumulate`, more ranks, or a "
           "smaller model");
   std::size_t timed = 0;
   for (FitCandidate& candidate : choice.candidates) {

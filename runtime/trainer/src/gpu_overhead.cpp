@@ -58,6 +58,7 @@ std::int64_t communicators(const TrainingPlan& plan) {
   };
   add(plan.schedule);
   if (plan.evaluation) add(*plan.evaluation);
+  if (plan.forward) add(*plan.forward);
   return static_cast<std::int64_t>(used.size()) + 1;
 }
 

@@ -36,7 +36,7 @@ bool is_of_run_line(std::string_view key) {
   return std::ranges::find(kRunKeys, key) != kRunKeys.end();
 }
 
-RunLog::RunLog(std::string path, Existing existing) : file_(std::move(path), "--log", existing) {}
+RunLog::RunLog(std::string path, Existing existing) : file_(std::move(path), "`log`", existing) {}
 
 void RunLog::write(const nlohmann::ordered_json& line) {
   // A name or path that is not UTF-8 must not end the run.

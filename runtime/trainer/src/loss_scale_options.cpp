@@ -39,15 +39,16 @@ template <typename T>
 void fill_in(const char* name, LossScaleDialect dialect, const std::optional<T>& usual,
              std::optional<T>& given) {
   require(usual || !given, ErrorCode::kConfig, name, " is given, and the loss scale dialect ",
-          to_string(dialect), " has none; leave it out, or choose another --loss-scale-dialect");
+          to_string(dialect), " has none; leave it out, or choose another `loss_scale.dialect`");
   if (!given) given = usual;
 }
 
 template <typename T>
 void require_absent(const char* name, const LossScaleChoice& choice,
                     const std::optional<T>& given) {
-  require(!given, ErrorCode::kConfig, name, " is given, and --loss-scale is ", to_string(choice),
-          ": only dynamic has it; leave it out, or give --loss-scale dynamic");
+  require(!given, ErrorCode::kConfig, name, " is given, and `loss_scale.choice` is ",
+          to_string(choice),
+          ": only dynamic has it; leave it out, or give `loss_scale.choice` dynamic");
 }
 
 void check_numbers(const LossScaleOptions& o) {

@@ -49,7 +49,7 @@ void add_strategies(const Remedy& base, std::vector<Remedy>& remedies) {
   if (base.options.ranks == 1) return;
   for (const std::string& name : more_sharded(base.options)) {
     Remedy remedy = base;
-    remedy.words += (remedy.words.empty() ? "" : " ") + concat("--strategy ", name);
+    remedy.words += (remedy.words.empty() ? "" : " ") + concat("`strategy` ", name);
     remedy.options = with_strategy(base.options, name);
     remedies.push_back(std::move(remedy));
   }
@@ -79,7 +79,7 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
     remedy.options.micro_batch = size;
     remedy.options.accumulate = static_cast<int>(samples / size);
     remedy.words += (remedy.words.empty() ? "" : " ") +
-                    concat("--micro-batch ", size, " --accumulate ", remedy.options.accumulate);
+                    concat("`micro_batch` ", size, " `accumulate` ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
 }
@@ -94,7 +94,7 @@ void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
     Remedy remedy = base;
     remedy.options.ranks = static_cast<int>(ranks);
     remedy.options.accumulate = static_cast<int>(*division.micro_steps_among(ranks));
-    remedy.words = concat("--ranks ", ranks, " --accumulate ", remedy.options.accumulate);
+    remedy.words = concat("`ranks` ", ranks, " `accumulate` ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
 }
@@ -112,7 +112,7 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
   add_strategies(unchanged, remedies);
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
     if (recompute <= options.policy.recompute) continue;
-    Remedy remedy{concat("--recompute ", to_string(recompute)), options};
+    Remedy remedy{concat("`policy.recompute` ", to_string(recompute)), options};
     remedy.options.policy.recompute = recompute;
     remedies.push_back(std::move(remedy));
   }
@@ -121,7 +121,7 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
   Remedy strongest = remedies.empty() ? unchanged : remedies.back();
   if (options.policy.recompute != Recompute::kFull) {
     strongest.options.policy.recompute = Recompute::kFull;
-    strongest.words += " --recompute full";
+    strongest.words += " `policy.recompute` full";
     remedies.push_back(strongest);
   }
   add_strategies(strongest, remedies);
@@ -167,7 +167,7 @@ std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSour
              may_use_fewer_ranks(plan.options) ? ", micro-batch or lower number of ranks"
                                                : " or micro-batch",
              " would fit (at least ", format_bytes(smallest), over_limit ? "" : " per rank", "): ");
-  return nothing + (over_limit ? "raise --memory-limit, add ranks, or take a smaller model"
+  return nothing + (over_limit ? "raise `memory_limit_bytes`, add ranks, or take a smaller model"
                                : "take a smaller model or sequence length");
 }
 
@@ -219,8 +219,8 @@ std::string tight_memory_note(const TrainingPlan& plan, std::int64_t available_b
   return concat("the plan leaves ", format_bytes(left), " of the ", format_bytes(allowed),
                 " that a rank may use of its GPU, and about ", format_bytes(total_bytes(overhead)),
                 " are needed beside it (", describe(overhead),
-                "): the run may end for want of memory; --auto-batch leaves room for them, and so "
-                "does a smaller --micro-batch or --recompute full");
+                "): the run may end for want of memory; `auto_batch` leaves room for them, and so "
+                "does a smaller `micro_batch` or `policy.recompute` full");
 }
 
 std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,
@@ -234,7 +234,8 @@ std::string memory_advice(const TrainingPlan& plan, const Model& model, const Ba
   }
   return now +
          ": it should fit, unless others take memory at times, or libraries need much beside the "
-         "plan; end other programs, or leave more room (--recompute full, a smaller --micro-batch)";
+         "plan; end other programs, or leave more room (`policy.recompute` full, a smaller "
+         "`micro_batch`)";
 }
 
 }  // namespace tessera

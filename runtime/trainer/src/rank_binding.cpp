@@ -116,7 +116,7 @@ std::string binding_note(const TrainerOptions& asked, const TrainerOptions& plan
   const bool none = binding.policy == BindPolicy::kNone;
   std::string note;
   if (asked.bind != BindPolicy::kAuto && asked.bind != binding.policy) {
-    note = concat("--bind ", to_string(asked.bind),
+    note = concat("`bind` ", to_string(asked.bind),
                   none ? " binds nothing: " : " binds to NUMA nodes: ", binding.why);
   }
   if (none || planned.device == DeviceChoice::kCuda) return note;
@@ -125,7 +125,7 @@ std::string binding_note(const TrainerOptions& asked, const TrainerOptions& plan
   if (static_cast<std::size_t>(planned.threads_per_rank) <= least) return note;
   return concat(note, note.empty() ? "" : "; ", "ranks have ", planned.threads_per_rank,
                 " threads and are bound to ", least, least == 1 ? " CPU" : " CPUs",
-                ", which they share; use --threads-per-rank ", least);
+                ", which they share; use `threads_per_rank` ", least);
 }
 
 }  // namespace tessera

@@ -104,8 +104,8 @@ void check_seats(const TrainerOptions& options, const std::vector<Seat>& seats) 
             seats[r].gpu, " (", seats[r].id.data(), "), of ", seats[r].gpus, " that rank ", r,
             "'s process sees, and NCCL joins several processes only with a GPU for each rank; use "
             "no more ranks than GPUs, let processes see more of them (CUDA_VISIBLE_DEVICES), or "
-            "let the ranks of one process share: tessera train --ranks ",
-            options.ranks, " --group thread; or --device cpu");
+            "let the ranks of one process share: `ranks` ",
+            options.ranks, " `group` thread; or `device` cpu");
   }
 }
 
@@ -113,9 +113,9 @@ void check_processes(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return;
   require(options.group != GroupChoice::kThread, ErrorCode::kConfig,
           "group thread joins ranks of one process, and this run has ", options.world->processes(),
-          "; leave --group out, for nccl with a GPU for each rank, or train in one process whose "
-          "ranks share GPUs: tessera train --ranks ",
-          options.ranks, " --group thread");
+          "; leave `group` out, for nccl with a GPU for each rank, or train in one process whose "
+          "ranks share GPUs: `ranks` ",
+          options.ranks, " `group` thread");
   check_seats(options, gather_seats(options));
 }
 
@@ -123,7 +123,7 @@ void check_gpus(const TrainerOptions& options, int gpus) {
   require(options.ranks <= gpus || options.group != GroupChoice::kNccl || options.ranks == 1,
           ErrorCode::kConfig, "ranks is ", options.ranks, ", but this machine has ", gpus,
           gpus == 1 ? " GPU" : " GPUs",
-          ", and group nccl needs one for each rank; use as many ranks as GPUs, or leave --group "
+          ", and group nccl needs one for each rank; use as many ranks as GPUs, or leave `group` "
           "nccl out, so that ranks share them");
 }
 
@@ -144,7 +144,7 @@ DeviceChoice resolved_device(DeviceChoice choice) {
     return status.usable() ? DeviceChoice::kCuda : DeviceChoice::kCpu;
   }
   require(status.usable(), ErrorCode::kUnavailable, "device cuda: ", status.problem,
-          "; use --device cpu, or auto, which takes a GPU only if there is one");
+          "; use `device` cpu, or auto, which takes a GPU only if there is one");
   return choice;
 }
 

@@ -18,14 +18,16 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
   const OptimizerOptions& optimizer = options.optimizer;
   const std::vector<NamedText> all = identity_of_options(options);
   std::vector<NamedText> own{{"optimizer", optimizer.name}};
-  std::vector<std::string> names{"weight_decay", "clip_norm", "stochastic_rounding"};
+  std::vector<std::string> names{"weight_decay", "learning_rate_groups", "clip_norm",
+                                 "stochastic_rounding"};
   const std::vector<double> values = hyperparameter_values(optimizer);
   const auto& rows = find_optimizer(optimizer.name).hyperparameters;
   for (std::size_t i = 0; i < values.size(); ++i) {
     own.push_back({std::string(rows[i].name), concat(values[i])});
   }
   for (const NamedText& value : all) {
-    if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
+    const bool is_left_out = value.name == "learning_rate_groups" && optimizer.groups.empty();
+    if (!is_left_out && std::ranges::find(names, value.name) != names.end()) own.push_back(value);
   }
   return own;
 }
@@ -91,7 +93,7 @@ std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
   }
   if (!now && saved.loss_scaler) {
     return concat("the checkpoint's loss scale of ", saved.loss_scaler->scale,
-                  " is left behind: --loss-scale is none");
+                  " is left behind: `loss_scale.choice` is none");
   }
   return "";
 }
@@ -109,19 +111,20 @@ WholeCheckpoint find_resumed(const CheckpointOptions& options,
   const bool best = options.resume == "best";
   const bool newest = options.resume == "latest" || options.resume == "auto";
   if (options.resume.empty()) return {};
-  require((!newest && !best) || !options.folder.empty(), ErrorCode::kConfig, "--resume ",
-          options.resume, " is the ", best ? "best" : "newest",
-          " checkpoint in the folder of --save, which is not given");
+  require((!newest && !best) || !options.folder.empty(), ErrorCode::kConfig,
+          "`checkpoints.resume` ", options.resume, " is the ", best ? "best" : "newest",
+          " checkpoint in the folder of `checkpoints.folder`, which is not given");
   const std::string folder = best     ? options.folder + "/best"
                              : newest ? options.folder
                                       : options.resume;
   WholeCheckpoint found = find_whole_checkpoint(folder, unreadable);
-  require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "--resume ",
+  require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "`checkpoints.resume` ",
           options.resume, ": no checkpoint in '", folder, "' is whole: ", in_words(found.damages),
-          "; put back what is missing, or name another checkpoint by --resume FOLDER, or a new "
-          "folder by --save to begin at step 0");
-  require(!found.path.empty() || options.resume == "auto", ErrorCode::kNotFound, "--resume ",
-          options.resume, ": there is no checkpoint in '", folder, "'");
+          "; put back what is missing, or name another checkpoint by `checkpoints.resume` FOLDER, "
+          "or a new "
+          "folder by `checkpoints.folder` to begin at step 0");
+  require(!found.path.empty() || options.resume == "auto", ErrorCode::kNotFound,
+          "`checkpoints.resume` ", options.resume, ": there is no checkpoint in '", folder, "'");
   return found;
 }
 
@@ -129,9 +132,9 @@ WholeCheckpoint find_resumed(const CheckpointOptions& options,
 void require_no_checkpoints(const CheckpointOptions& options) {
   if (options.folder.empty()) return;
   const std::string there = find_checkpoint(options.folder);
-  require(there.empty(), ErrorCode::kConfig, "--save ", options.folder,
+  require(there.empty(), ErrorCode::kConfig, "`checkpoints.folder` ", options.folder,
           " has checkpoints already, the newest being '", there,
-          "'; go on from it with --resume latest, or name another folder");
+          "'; go on from it with `checkpoints.resume` latest, or name another folder");
 }
 
 }  // namespace
@@ -179,19 +182,19 @@ ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
             "; give ", flag, " to resume it all the same");
     choice.notes.push_back(concat("resumed with another ", what, ": ", text));
   };
-  compare("model", "--allow-other-model", options.allow_other_model, &Manifest::model);
-  compare("optimizer", "--allow-other-optimizer", options.allow_other_optimizer,
+  compare("model", "`checkpoints.allow_other_model`", options.allow_other_model, &Manifest::model);
+  compare("optimizer", "`checkpoints.allow_other_optimizer`", options.allow_other_optimizer,
           &Manifest::optimizer);
-  compare("data", "--allow-other-data", options.allow_other_data, &Manifest::data);
+  compare("data", "`checkpoints.allow_other_data`", options.allow_other_data, &Manifest::data);
   require_same_parameters(saved, plan.layout, path);
   require(saved.step < plan.options.steps, ErrorCode::kConfig, "'", path, "' is of step ",
           saved.step, ", and the run has ", plan.options.steps,
-          " steps: there is nothing left to train; raise --steps");
+          " steps: there is nothing left to train; raise `steps`");
   require(!has_lost_patience(plan.options, saved.best), ErrorCode::kConfig, "'", path,
           "' is of step ", saved.step,
           ", where the run has stopped: ", saved.best ? saved.best->without_improvement : 0,
           " evaluations were no better than that of step ", saved.best ? saved.best->step : 0,
-          "; raise --patience to go on, or leave it out");
+          "; raise `patience` to go on, or leave it out");
   std::string taken = concat("resumed from '", path, "' at step ", saved.step, ", sample ",
                              saved.samples, ": parameters");
   for (const OptimizerTensor& kept : optimizer_tensors(plan.options.optimizer)) {

@@ -7,6 +7,7 @@
 
 #include "checkpoint_saver.h"
 #include "chosen_samples.h"
+#include "forward_outputs.h"
 #include "gather.h"
 #include "plan_here.h"
 #include "rank_crew.h"
@@ -40,7 +41,7 @@ class Session::Impl {
  public:
   Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan& plan, const Model& model,
        const BatchSource& source, const BatchSource* evaluation)
-      : own_(std::move(own)), plan_(plan), model_(model), source_(source) {
+      : own_(std::move(own)), plan_(plan), model_(model), source_(source), given_(source) {
     if (plan_.resume != nullptr) later_.emplace(source);
     std::vector<Program> programs{
         {&plan_.schedule, later_ ? static_cast<const BatchSource*>(&*later_) : &source_}};
@@ -49,6 +50,10 @@ class Session::Impl {
               "the run was planned without an evaluation");
       evaluated_.emplace(*evaluation, plan_.options.evaluation_samples);
       programs.push_back({&*plan_.evaluation, &*evaluated_});
+    }
+    if (plan_.forward) {
+      forward_ = programs.size();
+      programs.push_back({.schedule = &*plan_.forward, .source = &given_, .predicts = true});
     }
     snapshot_ = programs.size();
     programs.push_back({&plan_.snapshot, programs.front().source});
@@ -85,6 +90,7 @@ class Session::Impl {
   EvaluationRecord evaluate();
   const std::optional<BestEvaluation>& best_evaluation() const { return best_; }
   void set_best_evaluation(const BestEvaluation& best) { best_ = best; }
+  Outputs forward(const TensorView& inputs);
   void begin_save(const std::string& folder);
   std::optional<SaveRecord> poll_save() { return saver_ ? saver_->poll() : std::nullopt; }
   std::optional<SaveRecord> finish_save();
@@ -132,6 +138,8 @@ class Session::Impl {
   const BatchSource& source_;
   std::optional<LaterSamples> later_;  ///< of a run that goes on
   std::optional<FirstSamples> evaluated_;
+  GivenSamples given_;        ///< of forward()
+  std::size_t forward_ = 0;   ///< the program's index
   std::size_t snapshot_ = 0;  ///< the program's index
   std::int64_t steps_ = 0;
   std::int64_t skipped_ = 0;  ///< of the steps
@@ -200,7 +208,9 @@ void Session::Impl::resume() {
     if (point->is_named) {
       const std::string other = checkpoint_before(*point);
       fail(ErrorCode::kConfig, damage,
-           other.empty() ? "" : concat("; the newest one of an earlier step: --resume ", other));
+           other.empty()
+               ? ""
+               : concat("; the newest one of an earlier step: `checkpoints.resume` ", other));
     }
     unreadable.push_back({point->path, std::move(damage)});
     try {
@@ -374,7 +384,7 @@ std::optional<StepRecord> Session::Impl::step(const RateOfStep& rate, bool ahead
           record.step, " ", exhausted, " is not finite at a loss scale of ",
           record.loss_scale.value_or(0.0),
           ", which cannot be lowered any more; lower the learning rate, warm it up for longer, "
-          "clip gradients, or use --precision bf16, which needs no loss scaling");
+          "clip gradients, or use `precision` bf16, which needs no loss scaling");
   return record;
 }
 
@@ -405,6 +415,33 @@ EvaluationRecord Session::Impl::evaluate() {
   require(record.tokens > 0, ErrorCode::kInvalidArgument,
           "the data to evaluate with has no target that counts: all are -1 or -100");
   return record;
+}
+
+Session::Outputs Session::Impl::forward(const TensorView& inputs) {
+  require(plan_.forward.has_value(), ErrorCode::kInvalidArgument,
+          "the run was planned without forward passes of one's own: set TrainerOptions::forward");
+  const std::int64_t of_sample = given_.sample_numel();
+  require(inputs.dtype == source_.input_dtype() && inputs.is_contiguous() && inputs.numel() > 0 &&
+              inputs.numel() % of_sample == 0,
+          ErrorCode::kInvalidArgument, "forward: inputs ", inputs.shape, " of ",
+          to_string(inputs.dtype), " are not whole samples, each ", source_.input_shape(1), " of ",
+          to_string(source_.input_dtype()));
+  given_.give(inputs);
+  const std::int64_t samples = given_.samples(), micro_batch = plan_.options.micro_batch;
+  const std::int64_t per_pass = micro_batch * plan_.options.ranks;
+  ForwardOutputs outputs(samples, micro_batch);
+  const auto add = [&](std::int64_t first, const Shape& shape, std::span<const float> values) {
+    outputs.add(first, shape, values);
+  };
+  run_alone([&](RankSeat& seat) {
+    for (std::int64_t pass = 0; pass * per_pass < samples; ++pass) {
+      seat.executor.predict(forward_, pass, add);
+    }
+  });
+  run([&](RankSeat& seat) {
+    if (seat.leaders != nullptr) outputs.exchange(*seat.leaders);
+  });
+  return {outputs.shape(), outputs.take_values()};
 }
 
 std::vector<RankUse> Session::Impl::use() {
@@ -446,6 +483,7 @@ std::optional<StepRecord> Session::step(double learning_rate) {
 }
 std::optional<StepRecord> Session::step_ahead() { return impl_->step(impl_->planned_rate(), true); }
 EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
+Session::Outputs Session::forward(const TensorView& inputs) { return impl_->forward(inputs); }
 std::string Session::save(const std::string& folder) {
   impl_->finish_save();
   impl_->begin_save(folder);

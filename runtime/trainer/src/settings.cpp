@@ -206,7 +206,7 @@ std::string unknown_name(std::string_view kind, std::string_view word,
   const std::string nearest = nearest_name(word, candidates);
   return concat(
       "unknown ", kind, " '", word, "'",
-      nearest.empty() ? "; see --help for all of them" : concat("; did you mean '", nearest, "'?"));
+      nearest.empty() ? "; see `help` for all of them" : concat("; did you mean '", nearest, "'?"));
 }
 
 bool has_leading_zero(std::string_view text) {

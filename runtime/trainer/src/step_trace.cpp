@@ -38,13 +38,13 @@ StepRange steps_to_trace(const TrainerOptions& run_options, std::int64_t done) {
   const char* const what = options.of_evaluation ? "batches" : "steps";
   require(options.steps->first <= run.last && options.steps->last >= run.first, ErrorCode::kConfig,
           "trace_steps is ", to_string(*options.steps), ", and the run has the ", what, " ",
-          run.first, " to ", run.last, "; give --trace-steps some of those");
+          run.first, " to ", run.last, "; give `trace.steps` some of those");
   return *options.steps;
 }
 
 void TraceFile::add(const std::string& head, const std::string& lines) {
   const bool is_first = !file_;
-  if (is_first) file_.emplace(path_, "--trace");
+  if (is_first) file_.emplace(path_, "`trace.file`");
   std::string text = is_first ? head : std::string(kTraceComma);
   text += lines;
   if (!file_->is_regular()) return file_->write(text);
@@ -105,7 +105,8 @@ void StepTrace::abandon(std::size_t program, std::int64_t step) noexcept {
         steps_ > 0 || !lines.empty()
             ? concat("what was traced before the failure is in ", file_.path())
             : concat("no trace was written: the run failed before ",
-                     of_evaluation() ? "batch " : "step ", range_.first, ", the first of --trace"));
+                     of_evaluation() ? "batch " : "step ", range_.first,
+                     ", the first of `trace.file`"));
   } catch (...) {  // NOLINT: the failure of the run is the one to tell
   }
 }

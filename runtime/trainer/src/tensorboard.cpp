@@ -122,7 +122,7 @@ std::vector<std::string> event_files(const std::string& folder) {
 bool is_our_event_file(const std::string& path) { return path.ends_with(kOurEnd); }
 
 TensorBoardLog::TensorBoardLog(const std::string& folder)
-    : file_(event_file(folder), "--tensorboard") {
+    : file_(event_file(folder), "`tensorboard`") {
   std::string first;
   append_key(first, event::kWallTime, Wire::kFixed64);
   append_fixed(first, wall_seconds());

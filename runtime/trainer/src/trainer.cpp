@@ -95,7 +95,7 @@ void check_tokens(const StepRecord& record) {
       record.tokens > 0, ErrorCode::kInvalidArgument, "step ", record.step,
       " has no target that counts: nothing can be learned from it, and it has no loss; mend the "
       "data, whose targets there are all -1 or -100, or take more samples into a step "
-      "(--micro-batch, --accumulate)");
+      "(`micro_batch`, `accumulate`)");
 }
 
 void check_loss(const StepRecord& record) {
@@ -104,8 +104,8 @@ void check_loss(const StepRecord& record) {
   fail(ErrorCode::kInvalidArgument, "training diverged: step ", record.step, " has loss ",
        in_words(record.loss), " and gradient norm ", in_words(record.gradient_norm),
        " at learning rate ", record.learning_rate,
-       "; lower the learning rate, warm it up for longer, or clip gradients (--learning-rate, "
-       "--warmup-steps, --clip-norm)");
+       "; lower the learning rate, warm it up for longer, or clip gradients (`learning_rate.peak`, "
+       "`learning_rate.warmup_steps`, `optimizer.clip_norm`)");
 }
 
 MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
@@ -247,13 +247,13 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     check_best_evaluation(here, evaluation != nullptr);
     TrainingPlan made = make_training_plan(model, source, here, evaluation);
     require(made.disk_bytes == 0 || !here.offload_path.empty(), ErrorCode::kConfig,
-            "optimizer state goes to disk, and nobody has said where: set --offload-path to a "
+            "optimizer state goes to disk, and nobody has said where: set `offload_path` to a "
             "folder on it");
     if (!here.gemm_table.empty()) {
       if (here.device == DeviceChoice::kCuda) {
         made.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
       } else {
-        made.notes.emplace_back("--gemm-table has no effect on the CPU");
+        made.notes.emplace_back("`gemm_table` has no effect on the CPU");
       }
     }
     for (std::string note : {sharing_note(here), binding_note(options, made.options)}) {
@@ -261,7 +261,7 @@ TrainingPlan plan_here(const Model& model, const BatchSource& source, const Trai
     }
     const std::int64_t available = available_bytes(made.options) - on_host(made);
     require_memory(made, model, source, available);
-    if (!here.trace.file.empty() && speaks(here)) check_writable(here.trace.file, "--trace");
+    if (!here.trace.file.empty() && speaks(here)) check_writable(here.trace.file, "`trace.file`");
     if (std::string note = tight_memory_note(made, available); !note.empty()) {
       made.notes.push_back(std::move(note));
     }

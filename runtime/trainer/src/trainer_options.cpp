@@ -40,7 +40,7 @@ void check_rounding(const TrainerOptions& options) {
           ErrorCode::kConfig, "stochastic_rounding is true, but precision is ",
           to_string(options.precision),
           ": parameters of fp32 are not rounded, and those of fp16 to the nearest only; use "
-          "--precision bf16, or leave --stochastic-rounding out");
+          "`precision` bf16, or leave `optimizer.stochastic_rounding` out");
 }
 
 /// Backward writes gradients in the dtype that they are reduced in, and a product is written in
@@ -51,26 +51,27 @@ void check_reduction(const TrainerOptions& options) {
           ErrorCode::kConfig, "reduce_dtype is ", reduce, ", but with precision ", precision,
           " gradients are written and sent in ",
           options.precision == DType::kFloat32 ? "fp32" : concat("fp32 or ", precision),
-          "; use --precision ", reduce, ", or leave --reduce-dtype out");
+          "; use `precision` ", reduce, ", or leave `reduce_dtype` out");
 }
 
 void check_activations(const TrainerOptions& options) {
-  require(options.offload_activations == ActivationOffload::kNone ||
-              options.policy.recompute == Recompute::kFull,
-          ErrorCode::kConfig, "offload_activations is ", to_string(options.offload_activations),
-          ", but recompute is ", to_string(options.policy.recompute),
-          ": only layers that keep nothing but their input have it wait there; use --recompute "
-          "full, or leave --offload-activations out");
+  require(
+      options.offload_activations == ActivationOffload::kNone ||
+          options.policy.recompute == Recompute::kFull,
+      ErrorCode::kConfig, "offload_activations is ", to_string(options.offload_activations),
+      ", but recompute is ", to_string(options.policy.recompute),
+      ": only layers that keep nothing but their input have it wait there; use `policy.recompute` "
+      "full, or leave `offload_activations` out");
 }
 
 void check_attention(const TrainerOptions& options) {
   if (options.attention != AttentionBackend::kCudnn) return;
   require(options.device != DeviceChoice::kCpu, ErrorCode::kConfig,
           "attention is cudnn, but the ranks run on the CPU, which has its own only; leave "
-          "--attention out, or use --device cuda");
+          "`attention` out, or use `device` cuda");
   require(
       options.precision != DType::kFloat32, ErrorCode::kConfig,
-      "attention is cudnn, which takes bf16 and fp16 only; use --precision bf16, or --attention "
+      "attention is cudnn, which takes bf16 and fp16 only; use `precision` bf16, or `attention` "
       "auto");
 }
 

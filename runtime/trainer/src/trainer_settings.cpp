@@ -150,7 +150,7 @@ std::vector<Row> sharding_rows() {
           bound<&O::trainable_strategy>(
               "trainable_strategy",
               "another strategy for what is trained, beside frozen parameters, whose strategy is "
-              "--strategy then [with adapters zero1, else the same]",
+              "`strategy` then [with adapters zero1, else the same]",
               {.check = check_trainable_strategy}),
           bound<&O::replicas>(
               "replicas",
@@ -179,7 +179,7 @@ std::vector<Row> sharding_rows() {
           bound<&O::offload_optimizer>(
               "offload_optimizer",
               "where optimizer state and fp32 master weights are: none (on the device), host (in "
-              "the host's memory, and updated there), disk (in a file in --offload-path, and "
+              "the host's memory, and updated there), disk (in a file in `offload_path`, and "
               "updated on the host), or host:SHARE or disk:SHARE (those of a share of the units)",
               {.check = check_offload}),
           bound<&O::offload_parameters>(
@@ -187,7 +187,7 @@ std::vector<Row> sharding_rows() {
               "where the parameters are that layers do not read just now: none (on the device), "
               "host (in the host's memory, with the optimizer state of their units), disk (in a "
               "file "
-              "in --offload-path, with that state on the host at least), or host:SHARE or "
+              "in `offload_path`, with that state on the host at least), or host:SHARE or "
               "disk:SHARE",
               {.check = check_offload}),
           bound<&O::offload_gradients>(
@@ -198,7 +198,7 @@ std::vector<Row> sharding_rows() {
           bound<&O::offload_activations>(
               "offload_activations",
               "where the inputs of recomputed layers wait for backward: none (on the device) or "
-              "host (in the host's memory, but for the last ones); needs --recompute full"),
+              "host (in the host's memory, but for the last ones); needs `policy.recompute` full"),
           path_row<&O::offload_path>(
               "offload_path",
               "a folder on the disk for what is offloaded to disk; each rank has a file there that "
@@ -352,6 +352,21 @@ std::string weight_decay_help() {
   return text + "]";
 }
 
+/// Absent where there is none.
+Row groups_row() {
+  return {
+      {.name = "learning_rate_groups",
+       .help = "other rates for parameters by name: pattern=factor, or pattern=factor:decay with "
+               "a weight decay of their own, several with commas between them, of which the "
+               "first that fits counts; in a pattern * stands for any characters, as in "
+               "'h.*.attn.*=0.1'",
+       .check = [](const json& value) { parse_groups(value.get<std::string>()); }},
+      [](const O& o) {
+        return o.optimizer.groups.empty() ? json() : json(to_string(o.optimizer.groups));
+      },
+      [](O& o, const json& value) { o.optimizer.groups = parse_groups(value.get<std::string>()); }};
+}
+
 std::vector<Row> optimizer_rows() {
   std::vector<Row> rows({
       bound<&O::optimizer, &Opt::name>(
@@ -365,7 +380,7 @@ std::vector<Row> optimizer_rows() {
       bound<&O::learning_rate, &Rate::kind>(
           "learning_rate_schedule",
           "shape after warm-up; wsd is stable, then decays over the last "
-          "--decay-steps"),
+          "`learning_rate.decay_steps`"),
       bound<&O::learning_rate, &Rate::warmup_steps>(
           "warmup_steps", "steps of linear warm-up [a tenth of the steps, at most 100]",
           {.minimum = 0}),
@@ -373,6 +388,7 @@ std::vector<Row> optimizer_rows() {
           "decay_steps", "steps of wsd's decay [a fifth of the steps]", {.minimum = 0}),
       bound<&O::optimizer, &Opt::weight_decay>("weight_decay", weight_decay_help(),
                                                {.minimum = 0, .check = check_fp32}),
+      groups_row(),
   });
   for (Row& row : hyperparameter_rows()) rows.push_back(std::move(row));
   for (Row& row : std::vector<Row>{
@@ -452,8 +468,9 @@ std::vector<Row> checkpoint_rows() {
           path_row<&O::checkpoints, &C::resume>(
               "resume",
               "go on from a checkpoint, at any number of ranks and with any strategy: its folder, "
-              "latest (the newest in --save), auto (that, if there is one) or best (the best in "
-              "--save)",
+              "latest (the newest in `checkpoints.folder`), auto (that, if there is one) or best "
+              "(the "
+              "best in `checkpoints.folder`)",
               MustAgree::kAll),
           bound<&O::checkpoints, &C::allow_other_data>(
               "allow_other_data",
@@ -469,7 +486,7 @@ std::vector<Row> checkpoint_rows() {
           bound<&O::stop_after>(
               "stop_after",
               "stop after so many steps of this run, though the learning rate's schedule counts to "
-              "--steps; 0: run to the end",
+              "`steps`; 0: run to the end",
               {.minimum = 0}),
       });
 }
@@ -506,7 +523,7 @@ std::vector<Row> machine_rows() {
           bound<&O::threads_per_rank>(
               "threads_per_rank",
               "threads of a rank's kernels (0: the cores that this process may "
-              "use, or those of --bind-core-list, divided by the ranks)",
+              "use, or those of `bind_core_list`, divided by the ranks)",
               {.minimum = 0, .maximum = kMaxThreads, .must_agree = MustAgree::kOnCpus}),
           bound<&O::bind>(
               "bind",
@@ -540,11 +557,11 @@ std::vector<Row> machine_rows() {
               "and lane, an arrow per dependency, memory, bytes in flight; steps are then no CUDA "
               "graphs",
               MustAgree::kAll),
-          bound<&O::trace, &TraceOptions::steps>(
-              "trace_steps",
-              "the steps of --trace, counted from 1, like 3-5 or 7; of an evaluation its batches "
-              "[the third to the fifth of the run]",
-              {.check = check_step_range}),
+          bound<&O::trace, &TraceOptions::steps>("trace_steps",
+                                                 "the steps of `trace.file`, counted from 1, like "
+                                                 "3-5 or 7; of an evaluation its batches "
+                                                 "[the third to the fifth of the run]",
+                                                 {.check = check_step_range}),
           bound<&O::overlap_steps>(
               "overlap_steps",
               "begin each step before the last one's results are read, and run the optimizer "
@@ -552,7 +569,7 @@ std::vector<Row> machine_rows() {
           path_row<&O::dump_folder>(
               "dump_folder",
               "where a run that fails, or gets SIGQUIT, writes what its ranks were doing, for "
-              "tessera inspect-dump [the folder of --log, or the current one]",
+              "tessera inspect-dump [the folder of `log`, or the current one]",
               MustAgree::kNone),
           bound<&O::allow_non_finite>("allow_non_finite", "go on when the loss is nan or infinite"),
           bound<&O::hash_parameters>(
@@ -596,7 +613,7 @@ Setting state_dict_setting() {
           .help =
               "sharded: every rank writes its part of a checkpoint, which any number of ranks can "
               "read; full: so, and the trained model as one Hugging Face folder, too, "
-              "step_N_hugging_face in --save, at the end of the run",
+              "step_N_hugging_face in `checkpoints.folder`, at the end of the run",
           .group = "Checkpoints",
           .choices = {"sharded", "full"}};
 }

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "chosen_samples.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/offload_path.h"
@@ -21,17 +22,17 @@ constexpr int kEvaluationMicroSteps = 1;
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
   if (options.device != DeviceChoice::kCuda) return "only a GPU has graphs";
-  if (!options.cuda_graph) return "--cuda-graph is false";
+  if (!options.cuda_graph) return "`cuda_graph` is false";
   if (!options.trace.file.empty())
-    return "--trace times the actions of a step, and a replay has none";
+    return "`trace.file` times the actions of a step, and a replay has none";
   if (options.time_actions.value_or(false))
-    return "--time-actions times the actions of a step, and a replay has none";
+    return "`time_actions` times the actions of a step, and a replay has none";
   if (options.ranks == 1) return "";  // nothing to exchange
   if (options.group == GroupChoice::kThread) {
     return "the ranks of a thread group meet on the host in every collective";
   }
   if (options.check_collectives) {
-    return "--check-collectives compares on the host what every rank issues";
+    return "`check_collectives` compares on the host what every rank issues";
   }
   return "";
 }
@@ -52,11 +53,11 @@ void decide_trace(TrainerOptions& options) {
   const TraceOptions& trace = options.trace;
   require(!trace.file.empty() || !trace.steps, ErrorCode::kConfig, "trace_steps is ",
           trace.steps ? to_string(*trace.steps) : "",
-          ", but there is no trace to write: give --trace a file, or leave out --trace-steps");
+          ", but there is no trace to write: give `trace.file` a file, or leave out `trace.steps`");
   if (trace.file.empty()) return;
   require(options.time_actions.value_or(true), ErrorCode::kConfig,
-          "time_actions is false, and a trace is of times: leave out one of --trace and "
-          "--no-time-actions");
+          "time_actions is false, and a trace is of times: leave out one of `trace.file` and "
+          "`time_actions` false");
   require(!options.overlap_steps.value_or(false), ErrorCode::kConfig,
           "overlap_steps and trace: a trace shows one step after the other; leave one of them out");
   options.time_actions = true;
@@ -77,6 +78,16 @@ std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& call
                            " on our own kernels, not on cuDNN: ", objection));
   }
   return notes;
+}
+
+/// Forward passes over the state.
+Schedule plan_forward(const TrainingPlan& of) {
+  PlanOptions forward_only = plan_options(of.options);
+  forward_only.purpose = Purpose::kEvaluate;
+  forward_only.micro_steps = kEvaluationMicroSteps;
+  Schedule schedule = plan(of.layout, forward_only);
+  require_valid(schedule);
+  return schedule;
 }
 
 }  // namespace
@@ -158,6 +169,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   check(model);
   TrainingPlan result;
   result.options = resolved(options);
+  check_groups(result.options.optimizer.groups, model);
   const std::string other_strategy = strategy_note(result.options);
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);
   decide_trace(result.options);
@@ -176,20 +188,21 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   result.snapshot = with_snapshot(result.schedule, stochastic_rounding);
   require_valid(result.snapshot);
   std::vector<Program> programs{{&result.schedule, &source}};
+  const GivenSamples given(source);
   if (evaluation != nullptr) {
     require(result.options.evaluation_samples >= 1, ErrorCode::kConfig,
             "evaluation_samples: ", result.options.evaluation_samples,
             " is out of range; allowed: at least 1, where there is data to evaluate with");
-    PlanOptions forward_only = plan_options(result.options);
-    forward_only.purpose = Purpose::kEvaluate;
-    forward_only.micro_steps = kEvaluationMicroSteps;
-    result.evaluation = plan(result.layout, forward_only);
-    require_valid(*result.evaluation);
+    result.evaluation = plan_forward(result);
     programs.push_back({&*result.evaluation, evaluation});
     const Traffic once = account_traffic(*result.evaluation);
     for (std::int64_t i = evaluation_steps(result.options); i > 0; --i) {
       result.evaluation_traffic += once;
     }
+  }
+  if (result.options.forward) {
+    result.forward = plan_forward(result);
+    programs.push_back({.schedule = &*result.forward, .source = &given, .predicts = true});
   }
   const ExecutorOptions executor = executor_options(result.options);
   const Simulation simulation =

@@ -39,6 +39,7 @@ struct CudaAttentionCall {
   bool backward = false;
   std::int64_t window = 0;  ///< 0: none
   bool documents = false;   ///< several in a sequence
+  bool causal = true;
 
   auto operator<=>(const CudaAttentionCall&) const = default;
 };

@@ -192,8 +192,9 @@ struct HeadsBackwardArgs {
 };
 inline constexpr std::int64_t kMaxHeadWidth = 512;
 
-/// Causal multi-head attention, softmax(q k^T / sqrt(D)) v with keys after the query masked, and
-/// with a window those `window` and more positions before it (Beltagy et al. 2020).
+/// Multi-head attention, softmax(q k^T / sqrt(D)) v. If it is causal, keys after the query are
+/// masked, and with a window those `window` and more positions before it (Beltagy et al. 2020);
+/// else a query sees all keys, and there is neither window nor starts.
 struct AttentionForwardArgs {
   TensorView qkv{};         // (B, L, 3, H, D); T
   TensorView out{};         // (B, L, H, D); T
@@ -201,6 +202,7 @@ struct AttentionForwardArgs {
   TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
   TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
+  bool causal = true;
 };
 struct AttentionBackwardArgs {
   TensorView d_out{};       // (B, L, H, D); T
@@ -211,6 +213,36 @@ struct AttentionBackwardArgs {
   TensorView workspace{};   // uint8; [cuda_]attention_workspace_bytes(...)
   std::int64_t window = 0;  ///< 0: none
   TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
+  bool causal = true;
+};
+
+/// y = a b, element by element; all of one shape.
+struct MultiplyArgs {
+  TensorView a{}, b{};  // T
+  TensorView y{};       // T; may alias a or b
+};
+
+/// Softmax of each row: y = exp(x - m) / sum of exp(x - m), m the row's largest.
+struct SoftmaxForwardArgs {
+  TensorView x{};  // (rows, C); T
+  TensorView y{};  // (rows, C); T; may alias x
+};
+/// dx = y (dy - sum of dy y over the row).
+struct SoftmaxBackwardArgs {
+  TensorView y{};   // (rows, C); T; what forward has written
+  TensorView dy{};  // (rows, C); T
+  TensorView dx{};  // (rows, C); T; may alias dy
+};
+
+/// y[b] = the mean over l of x[b, l], added in order of l in fp32.
+struct MeanRowsForwardArgs {
+  TensorView x{};  // (B, L, C); T
+  TensorView y{};  // (B, C); T
+};
+/// dx[b, l] = dy[b] / L.
+struct MeanRowsBackwardArgs {
+  TensorView dy{};  // (B, C); T
+  TensorView dx{};  // (B, L, C); T
 };
 
 /// Attention of the last N positions of a sequence of S, whose keys and values are kept: those of
@@ -294,10 +326,17 @@ struct SquaredErrorArgs {
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
 };
 
-/// A range of a flat shard with one weight decay; disjoint ones. It begins with a block of states.
+/// What a step does to some parameters differently than to others.
+struct SegmentRates {
+  float weight_decay = 0.0F;
+  float learning_rate_scale = 1.0F;  ///< times the learning rate of OptimizerStepArgs::scalars
+  bool operator==(const SegmentRates&) const = default;
+};
+
+/// A range of a flat shard with its rates; disjoint ones. It begins with a block of states.
 struct OptimizerSegment {
   std::int64_t begin = 0, end = 0;  ///< elements, relative to the views
-  float weight_decay = 0.0F;
+  SegmentRates rates{};
 };
 
 /// Scalars that an optimizer step reads from device memory, the learning rate among them, so that a
@@ -437,6 +476,11 @@ struct KernelTable {
   void (*scale_columns_backward)(const ScaleColumnsBackwardArgs&, Stream&);
   void (*heads_forward)(const HeadsForwardArgs&, Stream&);
   void (*heads_backward)(const HeadsBackwardArgs&, Stream&);
+  void (*multiply)(const MultiplyArgs&, Stream&);
+  void (*softmax_forward)(const SoftmaxForwardArgs&, Stream&);
+  void (*softmax_backward)(const SoftmaxBackwardArgs&, Stream&);
+  void (*mean_rows_forward)(const MeanRowsForwardArgs&, Stream&);
+  void (*mean_rows_backward)(const MeanRowsBackwardArgs&, Stream&);
   void (*attention_forward)(const AttentionForwardArgs&, Stream&);
   void (*attention_backward)(const AttentionBackwardArgs&, Stream&);
   void (*cached_attention)(const CachedAttentionArgs&, Stream&);

@@ -481,6 +481,53 @@ Prepare fill_normal() {
   };
 }
 
+Prepare multiply(DType t) {
+  return [t](KernelLab& lab) -> PreparedKernel {
+    const Tensor a = lab.random({kShard}, t), b = lab.random({kShard}, t),
+                 y = lab.empty({kShard}, t);
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().multiply({.a = a, .b = b, .y = y}, stream);
+    };
+    return {call, bytes_of({a, b, y})};
+  };
+}
+
+/// Of the scores of attention over 512 positions.
+Prepare softmax(DType t, bool backward) {
+  constexpr std::int64_t kColumns = 512;
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const Shape shape{kShard / kColumns, kColumns};
+    const Tensor x = lab.random(shape, t), y = lab.empty(shape, t);
+    if (!backward) {
+      const auto call = [=, &lab](Stream& stream) {
+        lab.kernels().softmax_forward({.x = x, .y = y}, stream);
+      };
+      return {call, bytes_of({x, y})};
+    }
+    const Tensor dy = lab.random(shape, t);
+    const auto call = [=, &lab](Stream& stream) {
+      lab.kernels().softmax_backward({.y = x, .dy = dy, .dx = y}, stream);
+    };
+    return {call, bytes_of({x, dy, y})};
+  };
+}
+
+Prepare mean_rows(DType t, bool backward) {
+  constexpr std::int64_t kLength = 128, kWidth = 512;
+  return [=](KernelLab& lab) -> PreparedKernel {
+    const std::int64_t batch = kShard / (kLength * kWidth);
+    const Tensor x = lab.random({batch, kLength, kWidth}, t), y = lab.random({batch, kWidth}, t);
+    const auto call = [=, &lab](Stream& stream) {
+      if (backward) {
+        lab.kernels().mean_rows_backward({.dy = y, .dx = x}, stream);
+      } else {
+        lab.kernels().mean_rows_forward({.x = x, .y = y}, stream);
+      }
+    };
+    return {call, bytes_of({x, y})};
+  };
+}
+
 void add_layers(std::vector<KernelCase>& cases, DType t) {
   const std::string type = "/" + std::string(to_string(t));
   cases.insert(cases.end(),
@@ -493,6 +540,11 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
                 {"silu_backward" + type, activation_backward(&KernelTable::silu_backward, t)},
                 {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
                 {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)},
+                {"multiply" + type, multiply(t)},
+                {"softmax_forward" + type, softmax(t, false)},
+                {"softmax_backward" + type, softmax(t, true)},
+                {"mean_rows_forward" + type, mean_rows(t, false)},
+                {"mean_rows_backward" + type, mean_rows(t, true)},
                 {"swiglu_forward" + type, swiglu(t, false)},
                 {"swiglu_backward" + type, swiglu(t, true)},
                 {"scale_columns_forward" + type, scale_columns(t, false)},

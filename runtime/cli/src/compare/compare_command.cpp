@@ -14,6 +14,7 @@
 #include "compare/table.h"
 #include "gpt_settings.h"
 #include "interrupt.h"
+#include "option_names.h"
 #include "profile_note.h"
 #include "terminal.h"
 #include "tessera/core/error.h"
@@ -219,7 +220,7 @@ class Matrix {
                     " per step"));
         if (runs_left(cell) == 0) cell.state = CellState::kDone;
       } catch (const Error& error) {
-        child.why = error.what();
+        child.why = with_flags(error.what());
       }
     }
     if (!child.why.empty()) {
@@ -248,7 +249,7 @@ class Matrix {
       try {
         cell.timeline = read_timeline(trace);
       } catch (const Error& error) {
-        child.why = error.what();
+        child.why = with_flags(error.what());
       }
     }
     if (!child.why.empty()) tell(concat("note: no ", label, ": ", child.why));

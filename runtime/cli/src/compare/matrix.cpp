@@ -8,6 +8,7 @@
 #include "env/report_part.h"
 #include "gpt_settings.h"
 #include "machine.h"
+#include "option_names.h"
 #include "report.h"
 #include "simulated_run.h"
 #include "terminal.h"
@@ -191,7 +192,7 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
       cell.state = CellState::kImpossible;
-      cell.why = error.what();
+      cell.why = with_flags(error.what());
     }
     if (dataset && request.profile && cell.predicted) {
       add_simulated_time(request, config, cell_label(all, cell), cell, notes);

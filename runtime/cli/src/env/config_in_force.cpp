@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "gpt_settings.h"
+#include "option_names.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -49,8 +50,8 @@ ConfigInForce config_in_force(const std::string& given) {
       for (const char* key : {"strategy", "ranks", "precision"}) fields[key] = config.values()[key];
       text += concat(", ", in_words(fields), "; see tessera explain ", path);
     } catch (const Error& error) {
-      fields["problem"] = error.what();
-      text += concat(", which no run can use: ", error.what());
+      fields["problem"] = with_flags(error.what());
+      text += concat(", which no run can use: ", with_flags(error.what()));
     }
   }
   return {.report = {.rows = {{"config", text}}, .fields = {{"config", fields}}},

@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "option_names.h"
 #include "terminal.h"
 
 namespace tessera::cli {
@@ -18,7 +19,7 @@ bool CheckList::check(const std::string& name, const std::function<std::string()
     line = "  " + paint(terminal, Colour::kGreen, "ok") + "  " + name + ": " + test();
   } catch (const std::exception& error) {
     good = false;
-    if (failures_++ == 0) first_failure_ = name + ": " + error.what();
+    if (failures_++ == 0) first_failure_ = name + ": " + with_flags(error.what());
     line = "  " + paint(terminal, Colour::kRed, "FAILED") + "  " + name + ": " + error.what();
   }
   if (!silent_) std::cout << for_reader(terminal, line, kIndent) << "\n" << std::flush;

@@ -92,13 +92,14 @@ struct HeadsOptions {
 /// repeated for the queries that share them. Dropped and recomputed under selective recomputation.
 Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 
-/// Causal multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). With a window a position attends
-/// to the last `window`, itself included. With `starts` (B, L) int32, which must outlive the tape,
-/// a sequence holds several documents that do not see each other: of each place where its document
-/// begins. Dropped and recomputed under selective recomputation. Throws Error{kUnavailable} if a
-/// GPU is given documents.
+/// Multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). If it is causal, a position attends to
+/// itself and those before it, with a window to the last `window` of these; else (an encoder's) to
+/// all of the sequence, and there is neither window nor `starts`. With `starts` (B, L) int32, which
+/// must outlive the tape, a sequence holds several documents that do not see each other: of each
+/// place where its document begins. Dropped and recomputed under selective recomputation. Throws
+/// Error{kUnavailable} if a GPU is given documents.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0,
-                const TensorView& starts = {});
+                const TensorView& starts = {}, bool causal = true);
 
 /// Keys and values of a sequence, of which `positions` are there.
 struct KeyValueCache {
@@ -112,6 +113,21 @@ Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::in
 
 /// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);
+
+/// a b, element by element; both of one shape. They may be the same value.
+Value multiply(Tape& tape, const Value& a, const Value& b);
+
+/// Softmax over the last dimension. In place of `x` where nothing else holds it; backward reads the
+/// output.
+Value softmax(Tape& tape, Value x);
+
+/// The matrix products of activations: c (..., M, N) = a (..., M, K) b (..., K, N), or with
+/// `transpose_b` of b (..., N, K) transposed; the leading dimensions of both are equal, and each of
+/// their matrices is a GEMM of its own.
+Value matmul(Tape& tape, const Value& a, const Value& b, bool transpose_b = false);
+
+/// x (B, L, C) -> (B, C): the mean over the sequence.
+Value mean_rows(Tape& tape, const Value& x);
 
 /// Zeroes elements with the given probability and scales the others by 1 / (1 - probability).
 /// The identity when probability is 0 or the tape is not for training.
@@ -135,6 +151,9 @@ Value without_first(Tape& tape, const Value& x, std::int64_t count);
 // The losses' gradients are computed in forward, while the logits are at hand, with
 // TapeOptions::loss_scale: a loss must be the last operation of the last layer, and the gradient
 // that backward is given for it must be loss_scale everywhere. Its values are not read again.
+//
+// With TapeOptions::predicts there are no targets, and a loss returns what it would have compared
+// with them: logits, or x. So the last layer's output is what it predicts.
 
 /// Loss per row, (rows) fp32, of softmax(logits (..., V)) against targets (rows elements) int32.
 /// `logits` become their own gradient. A row whose target is `ignore_index` has loss 0 and no

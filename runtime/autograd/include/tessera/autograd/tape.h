@@ -83,6 +83,7 @@ struct TapeOptions {
   bool record = true;      ///< false: forward only, nothing kept, no gradients
   bool selective = false;  ///< Recompute::kSelective
   bool training = true;    ///< false: dropout is off. A forward that will be recomputed is training
+  bool predicts = false;   ///< there are no targets; see [Note: losses end the tape]
   /// d objective / d loss of one item, 1 / items of the whole step: (1) fp32 in device memory.
   /// None: 1.
   TensorView loss_scale = {};
@@ -212,6 +213,10 @@ class Tape {
   /// Error{kInvalidArgument} without a TapeOptions::random_key.
   std::uint64_t next_random_call();
 
+  /// A loss says how many classes its targets may be of, before they are read.
+  void expect_classes(std::int64_t classes) { classes_ = classes; }
+  std::int64_t classes() const { return classes_; }  ///< 0: no loss has said it
+
   /// Operations declare what they cost.
   void charge(const Cost& cost) { cost_ += cost; }
   const Cost& cost() const { return cost_; }
@@ -239,6 +244,7 @@ class Tape {
   };
   std::deque<Waiting> waiting_;  ///< for backward_weights()
   std::uint64_t random_calls_ = 0;
+  std::int64_t classes_ = 0;
   Cost cost_;
 };
 

@@ -23,7 +23,9 @@ enum class ErrorCode {
 /// "config", "timeout", ...: for messages and logs.
 const char* to_string(ErrorCode code);
 
-/// The one exception type of the library. The text names the values involved and the remedy.
+/// The one exception type of the library. The text names the values involved and the remedy. An
+/// option is named by its field in backquotes, `micro_batch` or `policy.recompute`: a program that
+/// has flags for them prints those instead.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& what) : std::runtime_error(what), code_(code) {}

@@ -20,6 +20,7 @@
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/loss_scaling.h"
+#include "tessera/sharding/parameter_groups.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/sharding/timeline.h"
 #include "tessera/sharding/training_state.h"
@@ -32,7 +33,9 @@ struct OptimizerOptions {
   /// By name, like {{"beta2", 0.99}}; those that are left out have the row's values.
   std::map<std::string, double> hyperparameters{};
   std::optional<float>
-      weight_decay{};      ///< times ParameterSpec::weight_decay_scale; unset: the row's
+      weight_decay{};  ///< times ParameterSpec::weight_decay_scale; unset: the row's
+  /// Parameters with a rate of their own; of several groups that have one, the first counts.
+  std::vector<ParameterGroup> groups{};
   double clip_norm = 1.0;  ///< global gradient norm is scaled down to this; 0: never
   /// bf16 parameters are the fp32 masters rounded up or down at random, instead of to the nearest:
   /// drawn by step and element, the same for every placement and unit.
@@ -101,6 +104,9 @@ struct FullParameter {
 struct Program {
   const Schedule* schedule = nullptr;
   const BatchSource* source = nullptr;
+  /// Of an evaluation's schedule: its passes take no losses, and what the last layer returns is
+  /// handed out by Executor::predict.
+  bool predicts = false;
 };
 
 /// Carries out schedules on one rank, over one training state. No policy lives here: it issues the
@@ -149,6 +155,13 @@ class Executor {
   /// counted from 0, when it is over.
   StepResult evaluate(std::size_t program, std::int64_t samples,
                       const std::function<void(std::int64_t batch)>& after_batch = {});
+
+  /// What the last layer returns, in fp32, for the samples first_sample and on.
+  using OnPrediction = std::function<void(std::int64_t first_sample, const Shape& shape,
+                                          std::span<const float> values)>;
+  /// Runs a program that predicts once, on the samples that belong to `step` (counted from 0), and
+  /// hands out what this rank has predicted: once for each micro-step. Collective; blocks.
+  void predict(std::size_t program, std::int64_t step, const OnPrediction& receive);
 
   /// Copies a program's snapshot (with_snapshot) as the state is now, without a step; blocks. A
   /// step of the program copies it, too: as the state is before that step. Not collective.

@@ -30,6 +30,12 @@ namespace tessera {
 /// thrown is nested in it. After that only destruction is allowed.
 class Session {
  public:
+  /// What the model returns for samples, in their order.
+  struct Outputs {
+    Shape shape;  ///< the last layer's, for all samples
+    std::vector<float> values;
+  };
+
   /// Plans the run, starts its ranks and initialises the parameters. Throws as Trainer does.
   /// `evaluation` is the data of evaluate(), if that is wanted.
   Session(const Model& model, const BatchSource& source, const TrainerOptions& options,
@@ -60,6 +66,13 @@ class Session {
   /// dropout. The same bits for every strategy and any number of ranks. Throws
   /// Error{kInvalidArgument} if the session has no such data.
   EvaluationRecord evaluate();
+
+  /// What the last layer returns for `inputs`, without dropout: whole samples of the source's shape
+  /// and dtype, (N, ...) in host memory, as many as one likes. A loss is left out, and what it
+  /// would have compared with targets comes back: the logits of ops::cross_entropy, the predictions
+  /// of ops::squared_error. The ranks share the samples; the bits do not depend on how. Needs
+  /// TrainerOptions::forward. Every process is given the same inputs and gets all outputs.
+  Outputs forward(const TensorView& inputs);
 
   /// The fp32 master weights of all ranks, in order of declaration.
   std::vector<FullParameter> parameters();

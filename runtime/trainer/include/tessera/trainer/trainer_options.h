@@ -192,6 +192,7 @@ struct TrainerOptions {
   std::string dump_folder{};
   std::shared_ptr<DumpRequests> dump_requests{};  ///< to ask for the same while it runs
   bool allow_non_finite = false;                  ///< go on when the loss is nan or infinite
+  bool forward = false;                           ///< plan Session::forward, too
   bool gather_parameters = false;                 ///< return the trained parameters in the summary
   bool hash_parameters = true;  ///< and their hash, for which they are gathered, too
   /// See ExecutorOptions::before_action; of all ranks of this process.

@@ -33,9 +33,11 @@ struct TrainingPlan {
   Schedule schedule;  ///< valid
   /// Forward passes over the same state, if there is data to evaluate with; valid.
   std::optional<Schedule> evaluation;
+  /// The same for Session::forward, with TrainerOptions::forward; valid.
+  std::optional<Schedule> forward;
   /// The same step with copies of the state to host memory, for checkpoints; valid.
   Schedule snapshot;
-  MemoryPeak memory;            ///< predicted peak of one rank, evaluations included
+  MemoryPeak memory;            ///< predicted peak of one rank, forward passes included
   MemoryPeak host_memory;       ///< of its offloaded state in the host's memory
   std::int64_t disk_bytes = 0;  ///< of its file on disk; 0: it has none
   std::int64_t pool_bytes = 0;  ///< of a GPU: what its memory pool takes for that
