@@ -64,7 +64,7 @@ struct UnitCosts {
     if (operation == &operations::kBackward) {
       return schedule.policy.recompute == Recompute::kFull        ? 3.0
              : schedule.policy.recompute == Recompute::kSelective ? 2.5
-                                                           : 2.0;
+                                                                  : 2.0;
     }
     if (operation == &operations::kOptimizerStep) return 1.0;
     if (operation == &operations::kCopy) return is_of_disk(action.lane) ? disk : copy;

@@ -42,8 +42,8 @@ struct FlatTensor {
 
 /// The tensors of one unit that are kept alike: all trainable or all frozen, in one format. Tensors
 /// are laid out one after the other, aligned; the end is padded so that it can be cut into
-/// flat_parts(). Elements of quantised ones are bytes: they are quantised before they are sharded, so these do
-/// not depend on the number of ranks.
+/// flat_parts(). Elements of quantised ones are bytes: they are quantised before they are sharded,
+/// so these do not depend on the number of ranks.
 struct FlatParameter {
   /// "parameter", "frozen", "quantized", "parameter-fp32", ...: in the names of state tensors.
   std::string name = "parameter";
