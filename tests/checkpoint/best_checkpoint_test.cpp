@@ -181,7 +181,7 @@ TEST(Patience, CountsOnAfterAnInterruption) {
       FAIL();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kConfig);
-      EXPECT_THAT(error.what(), HasSubstr("raise --patience"));
+      EXPECT_THAT(error.what(), HasSubstr("raise `patience`"));
     }
     options.patience = 4;
     EXPECT_EQ(train(options).summary.last_step, 10);
@@ -208,17 +208,17 @@ TEST(BestCheckpoint, SaysWhatIsMissing) {
     o.checkpoints.folder = folder.path("run");
   };
   EXPECT_EQ(error_of(saves_best), "");
-  EXPECT_THAT(error_of(saves_best, false), HasSubstr("--eval-data"));
+  EXPECT_THAT(error_of(saves_best, false), HasSubstr("`eval_data`"));
   EXPECT_THAT(error_of([&](TrainerOptions& o) {
                 saves_best(o);
                 o.evaluate_every = 0;
               }),
-              HasSubstr("--eval-every N"));
+              HasSubstr("`evaluate_every` N"));
   EXPECT_THAT(error_of([](TrainerOptions& o) { o.checkpoints.save_best = true; }),
-              HasSubstr("--save FOLDER"));
-  EXPECT_THAT(error_of([](TrainerOptions& o) { o.patience = 1; }, false), HasSubstr("--patience"));
+              HasSubstr("`checkpoints.folder` FOLDER"));
+  EXPECT_THAT(error_of([](TrainerOptions& o) { o.patience = 1; }, false), HasSubstr("`patience`"));
   EXPECT_THAT(error_of([](TrainerOptions& o) { o.min_improvement = 0.1; }),
-              HasSubstr("--patience N"));
+              HasSubstr("`patience` N"));
 }
 
 }  // namespace

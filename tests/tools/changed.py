@@ -42,7 +42,7 @@ MODULES = {
     "cudnn": r"kernels/src/cuda/.*cudnn|collectives/src/nccl/nccl_library|tests/cudnn/",
     "emulator": r"tests/emulator/",
     "emulator_blas": r"kernels/src/cuda/|tests/emulator(_blas)?/",
-    "install": r"tests/install/",
+    "install": r"tests/install/|runtime/embed/",
     "kernels": r"(tests/)?kernels/" + EMULATED,
     "lab": r"(runtime|tests)/lab/",
     "layers": r".*\.(h|cpp|cu)$|tests/layers/",

@@ -73,7 +73,7 @@ Value multiply(Tape& tape, const Value& a, const Value& b) {
     dy = {};
     t.add_gradient(b_id, std::move(gradient));
   };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), std::move(backward));
 }
 
 Value matmul(Tape& tape, const Value& a, const Value& b, bool transpose_b) {
@@ -115,7 +115,7 @@ Value matmul(Tape& tape, const Value& a, const Value& b, bool transpose_b) {
     });
     t.add_gradient(b_id, std::move(db));
   };
-  return tape.output(std::move(c), std::move(backward));
+  return tape.split_output(std::move(c), std::move(backward));
 }
 
 }  // namespace tessera::ops

@@ -21,7 +21,7 @@ Value softmax(Tape& tape, Value x) {
     saved = {};
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.output(std::move(y), std::move(backward));
+  return tape.split_output(std::move(y), std::move(backward));
 }
 
 Value mean_rows(Tape& tape, const Value& x) {
@@ -32,7 +32,7 @@ Value mean_rows(Tape& tape, const Value& x) {
   Tensor y = tape.activation({shape[0], shape[2]}, x.dtype(), "mean over a sequence");
   tape.kernels().mean_rows_forward({.x = x.tensor, .y = y}, tape.stream());
   tape.charge(elementwise_cost(x.tensor, 1, 1));
-  return tape.output(std::move(y), [x_id = x.id, shape](Tape& t, const Tensor& dy) {
+  return tape.split_output(std::move(y), [x_id = x.id, shape](Tape& t, const Tensor& dy) {
     if (x_id < 0) return;
     Tensor dx = t.activation(shape, dy.dtype(), "mean input gradient");
     t.kernels().mean_rows_backward({.dy = dy, .dx = dx}, t.stream());

@@ -12,6 +12,7 @@
 #include "lanes.h"
 #include "layer_runner.h"
 #include "micro_batches.h"
+#include "optimizer_runner.h"
 #include "registration.h"
 #include "step_buffers.h"
 #include "step_exchange.h"
@@ -30,19 +31,6 @@
 
 namespace tessera {
 namespace {
-
-/// Trainable flat parameters in order of units.
-std::vector<std::pair<FlatId, const FlatParameter*>> trainable_flats(const ModelLayout& layout) {
-  std::vector<std::pair<FlatId, const FlatParameter*>> all;
-  for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
-    const std::vector<FlatParameter>& flats = layout.units[static_cast<std::size_t>(u)].flats;
-    for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
-      const FlatParameter& flat = flats[static_cast<std::size_t>(f)];
-      if (flat.trainable) all.emplace_back(FlatId{u, f}, &flat);
-    }
-  }
-  return all;
-}
 
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
@@ -90,7 +78,7 @@ class Executor::Impl {
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
-    plan_segments();
+    optimizer_steps_ = std::make_unique<OptimizerRunner>(state_, options_, device_);
     run_apart([&](Stream& stream) {
       state_.initialize(options_.seed, stream);
       pool_ = std::make_unique<BufferPool>(schedules_of(programs), memory, stream);
@@ -103,10 +91,6 @@ class Executor::Impl {
     }
     if (options_.loss_scaling) set_loss_scaler(options_.loss_scaling->initial_state());
     prepare(memory);
-    if (device_.kind() == DeviceKind::kCuda && state_.is_offloaded()) {
-      host_device_ = make_cpu_device();
-      host_stream_ = host_device_->create_stream({.name = "host", .threads = options_.threads});
-    }
   }
   /// What is still enqueued copies to and from memory that goes first.
   ~Impl() {
@@ -178,12 +162,6 @@ class Executor::Impl {
     Loaded(Impl& impl, const Program& program, Memory& memory, const Loaded* alike);
   };
 
-  /// What the optimizer needs to know of this rank's part of a flat parameter.
-  struct FlatUpdate {
-    std::vector<OptimizerSegment> segments{};  ///< relative to that part
-    std::int64_t first_element = 0;            ///< where it begins if all flat parameters were one
-  };
-
   /// A step that has begun.
   struct Begun {
     std::size_t program;
@@ -209,9 +187,6 @@ class Executor::Impl {
                                std::span<const double> rates) const;
   void judge(const Begun& step, StepResult& result);
   std::string find_non_finite(std::size_t turn);
-  void update(const Loaded& program, const Action& action, Stream& stream);
-  SegmentRates rates_of(const ParameterSpec& spec) const;
-  void plan_segments();
   void prepare(Memory& memory);
   std::span<const float> gather_flat(const FlatId& id, DeviceArray<float>& whole);
   std::vector<std::byte> gather_quantized(const FlatId& id);
@@ -228,14 +203,12 @@ class Executor::Impl {
   const KernelTable& kernels_;
   const Optimizer& optimizer_;
   const std::vector<double> hyperparameters_;
-  std::unique_ptr<Device> host_device_;  ///< of a GPU's rank: for optimizer steps on the host
-  std::unique_ptr<Stream> host_stream_;  ///< the same
+  std::unique_ptr<OptimizerRunner> optimizer_steps_;
   Lanes lanes_;
   StepExchange exchange_;
   std::unique_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Loaded>> programs_;
-  Tensor scratch_;                        ///< of the compute lane, on a CUDA device
-  std::map<FlatId, FlatUpdate> updates_;  ///< of trainable ones
+  Tensor scratch_;  ///< of the compute lane, on a CUDA device
   std::string registration_note_;
   Traffic copies_;
   std::deque<Begun> begun_;   ///< the oldest first
@@ -277,9 +250,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
       layers(schedule, impl.layout_, impl.model_, *batches, keys.get(), buffers, memory,
              impl.options_, predicts),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers, impl.copies_,
-              [this, &impl](const Action& action, Stream& stream) {
-                impl.update(*this, action, stream);
-              }),
+              *impl.optimizer_steps_),
       graph(schedule.purpose == Purpose::kTrain && !has_snapshot
                 ? StepGraph::make(impl.device_, schedule, impl.lanes_, impl.groups_, impl.options_)
                 : nullptr),
@@ -291,37 +262,6 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
     for (const int wait : action.previous_waits) waited_for[static_cast<std::size_t>(wait)] = true;
   }
   for (const Action& action : schedule.actions) names.push_back(describe(schedule, action));
-}
-
-SegmentRates Executor::Impl::rates_of(const ParameterSpec& spec) const {
-  const ParameterGroup* const group = find_group(options_.optimizer.groups, spec.name);
-  float weight_decay =
-      options_.optimizer.weight_decay.value_or(static_cast<float>(optimizer_.weight_decay));
-  if (group != nullptr && group->weight_decay) weight_decay = *group->weight_decay;
-  return {.weight_decay = weight_decay * spec.weight_decay_scale,
-          .learning_rate_scale = group != nullptr ? group->learning_rate_factor : 1.0F};
-}
-
-/// Where this rank's optimizer shard overlaps each tensor, and at what rates.
-void Executor::Impl::plan_segments() {
-  // As the layout counts: an element's place among all depends on no division into units.
-  const std::int64_t alignment = flat_alignment(state_.options().optimizer_tensors);
-  std::int64_t elements = 0;
-  for (const auto& [id, layout] : trainable_flats(layout_)) {
-    const FlatParameter& flat = *layout;
-    const Range shard = state_.nesting().range(
-        flat.padded_numel, state_.nesting().placement().optimizer, state_.rank());
-    std::vector<OptimizerSegment> segments;
-    for (const FlatTensor& tensor : flat.tensors) {
-      const std::int64_t begin = std::max(shard.begin, tensor.offset);
-      const std::int64_t end = std::min(shard.end(), tensor.offset + tensor.spec.shape.numel());
-      if (begin >= end) continue;
-      segments.push_back(
-          {.begin = begin - shard.begin, .end = end - shard.begin, .rates = rates_of(tensor.spec)});
-    }
-    updates_[id] = {.segments = std::move(segments), .first_element = elements + shard.begin};
-    elements += (flat.numel + alignment - 1) / alignment * alignment;
-  }
 }
 
 /// What a GPU's libraries need once: the first step neither plans nor takes memory from the driver.
@@ -611,56 +551,6 @@ void Executor::Impl::issue(Loaded& program, std::int64_t step, int index) {
     results_ = stream.record();
   }
   if (graph != nullptr) graph->tell_next(index, stream);
-}
-
-/// The shards of an optimizer step: operands by their roles, in the order of the optimizer's
-/// tensors. On the host, the CPU's kernel works on them, which gives the same bits as a GPU's.
-void Executor::Impl::update(const Loaded& program, const Action& action, Stream& stream) {
-  const OptimizerOptions& o = options_.optimizer;
-  const Schedule& schedule = program.schedule;
-  TensorView gradient, master, parameter;
-  std::vector<TensorView> states;
-  Tier tier = Tier::kDevice;
-  for (const Operand& operand : action.reads) {
-    if (schedule.role(operand.buffer) == Role::kGradient) {
-      gradient = program.buffers.view(operand);
-      tier = schedule.buffer(operand).tier;
-    }
-  }
-  for (const Operand& operand : action.writes) {
-    const TensorView view = program.buffers.view(operand);
-    const Role role = schedule.role(operand.buffer);
-    if (role == Role::kParameter) parameter = view;
-    if (role == Role::kMaster) master = view;
-    if (role == Role::kOptimizer) states.push_back(view);
-  }
-  const bool has_copy = static_cast<bool>(master);
-  const DeviceLossScaler* const scaler = exchange_.scaler();
-  const Operand& written = action.writes.front();
-  const FlatUpdate& of_flat = updates_.at({written.unit, schedule.flats(written).front()});
-  OptimizerStepArgs args{.optimizer = &optimizer_,
-                         .master = has_copy ? master : parameter,
-                         .gradient = gradient,
-                         .states = states,
-                         .parameter = has_copy ? parameter : TensorView(),
-                         .segments = of_flat.segments,
-                         .scalars = exchange_.optimizer_scalars(tier),
-                         .gradient_scale = exchange_.clip_factor(tier),
-                         .skip = scaler != nullptr ? scaler->skip(tier) : TensorView(),
-                         .stochastic_rounding = o.stochastic_rounding,
-                         .rounding_key = exchange_.rounding_key(tier),
-                         .first_index = of_flat.first_element};
-  if (tier == Tier::kDevice || device_.kind() != DeviceKind::kCuda) {
-    return kernels_.optimizer_step(args, stream);
-  }
-  // The driver's thread hands it to one that has a team for it, see [Note: teams of threads].
-  stream.submit_on_host(
-      {.name = "optimizer step on the host"}, [this, args, states = std::move(states)]() mutable {
-        args.states = states;
-        host_stream_->submit({.name = "optimizer step"},
-                             [&] { cpu_kernels().optimizer_step(args, *host_stream_); });
-        host_stream_->synchronize();
-      });
 }
 
 std::vector<std::string> Executor::Impl::notes() {

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "layer_runner.h"
+#include "optimizer_runner.h"
 #include "step_buffers.h"
 #include "step_exchange.h"
 #include "tessera/core/error.h"
@@ -184,7 +185,7 @@ void results(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void optimizer_step(StepContext& context, const Action& action, Stream& stream) {
-  context.optimize(action, stream);
+  context.optimizer().step(context, action, stream);
 }
 
 }  // namespace handlers

@@ -34,17 +34,17 @@ bool has_lost_patience(const TrainerOptions& options, const std::optional<BestEv
 void check_best_evaluation(const TrainerOptions& options, bool has_evaluation) {
   const bool saves = options.checkpoints.save_best;
   require(options.patience > 0 || options.min_improvement == 0.0, ErrorCode::kConfig,
-          "--min-improvement says which evaluations --patience counts as better; give --patience "
+          "`min_improvement` says which evaluations `patience` counts as better; give `patience` "
           "N, too");
   if (!compares_evaluations(options)) return;
-  const char* const flag = saves ? "--save-best" : "--patience";
-  require(has_evaluation, ErrorCode::kConfig, flag,
-          " compares losses on data that is not trained on; give it by --eval-data");
-  require(options.evaluate_every > 0, ErrorCode::kConfig, flag,
+  const char* const field = saves ? "`checkpoints.save_best`" : "`patience`";
+  require(has_evaluation, ErrorCode::kConfig, field,
+          " compares losses on data that is not trained on; give it by `eval_data`");
+  require(options.evaluate_every > 0, ErrorCode::kConfig, field,
           " compares evaluations during the run, and there is one after the last step only; say "
-          "how often: --eval-every N");
+          "how often: `evaluate_every` N");
   require(!saves || !options.checkpoints.folder.empty(), ErrorCode::kConfig,
-          "--save-best keeps a checkpoint; say where: --save FOLDER");
+          "`checkpoints.save_best` keeps a checkpoint; say where: `checkpoints.folder` FOLDER");
 }
 
 }  // namespace tessera

@@ -150,6 +150,23 @@ TrainerOptions with_fit(const TrainerOptions& options, const std::vector<std::st
   return changed;
 }
 
+namespace {
+
+/// What a step does, whatever options led to it.
+std::string text_without_policy(Schedule schedule) {
+  PlanOptions plain{.purpose = schedule.purpose,
+                    .mesh = schedule.mesh,
+                    .placement = schedule.placement,
+                    .parameter_dtype = schedule.parameter_dtype,
+                    .reduce_dtype = schedule.reduce_dtype,
+                    .micro_steps = schedule.micro_steps};
+  plain.policy.recompute = schedule.policy.recompute;
+  static_cast<PlanOptions&>(schedule) = plain;
+  return to_string(schedule);
+}
+
+}  // namespace
+
 FitChoice choose_fit(const Model& model, const BatchSource& source, const TrainerOptions& options,
                      const FitRequest& request, const BatchSource* evaluation) {
   TrainerOptions here = options;
@@ -162,7 +179,8 @@ FitChoice choose_fit(const Model& model, const BatchSource& source, const Traine
       const TrainerOptions changed = with_fit(here, values, request.kept);
       const TrainerOptions full = resolved(changed);
       const ModelLayout layout = make_layout(model, full);
-      const std::string text = to_string(plan(layout, plan_options(full, model, layout, source)));
+      const std::string text =
+          text_without_policy(plan(layout, plan_options(full, model, layout, source)));
       if (!schedules.insert(std::hash<std::string>{}(text)).second) continue;
       const TrainingPlan plan = make_training_plan(model, source, changed, evaluation);
       FitCandidate candidate{.values = values, .options = changed};

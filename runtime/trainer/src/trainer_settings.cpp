@@ -416,7 +416,7 @@ std::vector<Row> evaluation_rows() {
                            {.minimum = 0}),
        bound<&O::min_improvement>(
            "min_improvement",
-           "by more than this the loss must be lower than the best before, for --patience to count "
+           "by more than this the loss must be lower than the best before, for `patience` to count "
            "anew",
            {.minimum = 0})});
 }
@@ -452,13 +452,14 @@ std::vector<Row> checkpoint_rows() {
                                             {.minimum = 0}),
           bound<&O::checkpoints, &C::total_limit>(
               "save_total_limit",
-              "keep the newest so many checkpoints; 0: all. The one of --save-best is among them, "
+              "keep the newest so many checkpoints; 0: all. The one of `checkpoints.save_best` is "
+              "among them, "
               "or kept besides",
               {.minimum = 0}),
           bound<&O::checkpoints, &C::save_best>(
               "save_best",
               "write a checkpoint after each evaluation whose loss is the lowest so far; the file "
-              "best in the folder of --save names it"),
+              "best in `checkpoints.folder` names it"),
           bound<&O::checkpoints, &C::asynchronous>(
               "save_async",
               "go on with the next step while a checkpoint's files are written, from a copy of the "

@@ -7,6 +7,7 @@ namespace tessera {
 ///
 ///   2  a CPU's matrix products are summed alike on any number of threads; masks of
 ///      dropout go by sample, not by micro-batch
-inline constexpr int kNumericsVersion = 2;
+///   3  the same of packed batches
+inline constexpr int kNumericsVersion = 3;
 
 }  // namespace tessera

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-
 #include "tessera/core/device.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/groups.h"
@@ -10,6 +8,7 @@
 namespace tessera {
 
 class LayerRunner;
+class OptimizerRunner;
 class StepBuffers;
 struct DiskPlace;
 class StepExchange;
@@ -20,7 +19,7 @@ class StepContext {
  public:
   StepContext(const Schedule& schedule, const StepBuffers& buffers, const KernelTable& kernels,
               const RankGroups& groups, StepExchange& exchange, LayerRunner& layers,
-              Traffic& copies, std::function<void(const Action&, Stream&)> optimizer)
+              Traffic& copies, OptimizerRunner& optimizer)
       : schedule_(schedule),
         buffers_(buffers),
         kernels_(kernels),
@@ -28,12 +27,12 @@ class StepContext {
         exchange_(exchange),
         layers_(layers),
         copies_(copies),
-        optimizer_(std::move(optimizer)) {}
+        optimizer_(optimizer) {}
 
   const Schedule& schedule() const { return schedule_; }
   /// The elements that an operand names. Not of scalars and activations.
   TensorView view(const Operand& operand) const;
-  /// In a slot with a unit's parameters: the trainable or the frozen ones.
+  /// The same of one of the flat parameters that it names, by index.
   TensorView view(const Operand& operand, int flat) const;
   /// Of a buffer on disk, whose view has no data.
   DiskPlace disk_place(const Operand& operand) const;
@@ -46,8 +45,7 @@ class StepContext {
   /// The bytes that copies have moved so far.
   Traffic& copies() { return copies_; }
   LayerRunner& layers() { return layers_; }
-  /// Runs the optimizer of an optimizer step.
-  void optimize(const Action& action, Stream& stream) { optimizer_(action, stream); }
+  OptimizerRunner& optimizer() { return optimizer_; }
 
  private:
   const Schedule& schedule_;
@@ -57,7 +55,7 @@ class StepContext {
   StepExchange& exchange_;
   LayerRunner& layers_;
   Traffic& copies_;
-  std::function<void(const Action&, Stream&)> optimizer_;
+  OptimizerRunner& optimizer_;
 };
 
 }  // namespace tessera
