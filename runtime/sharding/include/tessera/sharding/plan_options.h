@@ -40,7 +40,7 @@ struct StateOptions {
   double offload_optimizer = 0.0;
   /// Share of the units whose parameters are on the host, frozen ones among them, and with them
   /// their optimizer state: the last ones again. Layers read them from slots on the device. Where
-  /// frozen parameters are sharded otherwise than trainable ones, the frozen ones are meant alone.
+  /// frozen parameters are sharded and trainable ones are not, the frozen ones are meant alone.
   double offload_parameters = 0.0;
   /// Share of the units whose master weights and optimizer tensors are on disk: the last ones, as
   /// with offload_optimizer. The optimizer updates them on the host.
