@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/chain_run.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/schedule_json.h"
 
 // A flat parameter that no planner knows of: gains that are kept in fp32 beside matrices in bf16,

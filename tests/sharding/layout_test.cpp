@@ -81,7 +81,9 @@ TEST(Layout, OffsetsDoNotDependOnTheWorldAndPaddingIsTheLeast) {
       ASSERT_EQ(layout.units.size(), alone.units.size());
       for (std::size_t u = 0; u < layout.units.size(); ++u) {
         for (const char* const name : {"parameter", "frozen"}) {
-          const auto flat_of = [&](const ModelLayout& l) { return flat_named(l.units[u], name); };
+          const auto flat_of = [&](const ModelLayout& l) {
+            return test::flat_named(l.units[u], name);
+          };
           const FlatParameter flat = flat_of(layout);
           EXPECT_EQ(flat.padded_numel % (world * kFlatAlignment), 0);
           EXPECT_GE(flat.padded_numel, flat.numel);
@@ -127,10 +129,14 @@ TEST(Layout, FrozenTensorsLieApart) {
     for (const FlatTensor& tensor : flat.tensors) out.push_back(tensor.spec.name);
     return out;
   };
-  EXPECT_EQ(names(flat_named(layout.units[0], "parameter")), (std::vector<std::string>{"a", "b"}));
-  EXPECT_EQ(names(flat_named(layout.units[0], "frozen")), (std::vector<std::string>{"frozen.c"}));
-  EXPECT_EQ(names(flat_named(layout.units[1], "parameter")), (std::vector<std::string>{"d", "e"}));
-  EXPECT_EQ(names(flat_named(layout.units[1], "frozen")), (std::vector<std::string>{"frozen.f"}));
+  EXPECT_EQ(names(test::flat_named(layout.units[0], "parameter")),
+            (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(names(test::flat_named(layout.units[0], "frozen")),
+            (std::vector<std::string>{"frozen.c"}));
+  EXPECT_EQ(names(test::flat_named(layout.units[1], "parameter")),
+            (std::vector<std::string>{"d", "e"}));
+  EXPECT_EQ(names(test::flat_named(layout.units[1], "frozen")),
+            (std::vector<std::string>{"frozen.f"}));
   EXPECT_TRUE(layout.units[3].flats.empty());
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "model_names.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
 #include "tessera/model/hugging_face.h"

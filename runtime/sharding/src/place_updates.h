@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pass_tools.h"
+#include "tessera/core/error.h"
 
 namespace tessera {
 
