@@ -19,10 +19,8 @@ namespace {
 
 /// The state of one rank that keeps everything on the device.
 StateOptions whole_state(const Schedule& schedule) {
-  StateOptions options = schedule.state();
+  StateOptions options = on_device(schedule.state());
   options.placement = {};
-  options.offload_optimizer = options.offload_parameters = 0.0;
-  options.disk_optimizer = options.disk_parameters = 0.0;
   return options;
 }
 

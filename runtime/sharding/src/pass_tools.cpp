@@ -14,6 +14,12 @@ int add_buffer(Schedule& schedule, ScheduleBuffer buffer) {
   return static_cast<int>(schedule.buffers.size()) - 1;
 }
 
+StateOptions on_device(StateOptions options) {
+  options.offload_optimizer = options.offload_parameters = 0.0;
+  options.disk_optimizer = options.disk_parameters = 0.0;
+  return options;
+}
+
 void set_state(Schedule& schedule, const StateOptions& options) {
   const auto is_state = [](const ScheduleBuffer& buffer) { return buffer.persistent; };
   std::vector<ScheduleBuffer> buffers = state_buffers(schedule.units, options);

@@ -16,6 +16,9 @@ int add_buffer(Schedule& schedule, ScheduleBuffer buffer);
 /// name, and those of all that a buffer held are of all that it holds then.
 void set_state(Schedule& schedule, const StateOptions& options);
 
+/// The same state of ranks that keep all of it on the device.
+StateOptions on_device(StateOptions options);
+
 /// True of a unit's flat parameter as it is kept from step to step.
 inline bool is_flat_parameter(const ScheduleBuffer& buffer) {
   return buffer.kind == BufferKind::kState && buffer.role == Role::kParameter;

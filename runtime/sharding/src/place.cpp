@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <map>
-#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

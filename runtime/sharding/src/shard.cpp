@@ -73,10 +73,7 @@ class Sharding {
 };
 
 void Sharding::cut_buffers() {
-  StateOptions state = schedule_.state();
-  state.offload_optimizer = state.offload_parameters = 0.0;
-  state.disk_optimizer = state.disk_parameters = 0.0;
-  set_state(schedule_, state);
+  set_state(schedule_, on_device(schedule_.state()));
   for (ScheduleBuffer& buffer : schedule_.buffers) {
     if (buffer.kind != BufferKind::kGradient) continue;
     buffer.sharded = route_.buffer_axes;

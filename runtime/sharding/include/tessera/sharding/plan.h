@@ -14,8 +14,8 @@ namespace tessera {
 /// Plans one training step, or (Purpose::kEvaluate) the forward passes of an evaluation. A pure
 /// function: no device, no clock, no randomness; linear in the number of actions. Throws
 /// Error{kConfig} for an invalid placement or a negative depth, Error{kInvalidArgument} for a
-/// layout that was made for another number of ranks. Runs the passes of passes.h; up to the one
-/// named `last`, if that is given, or Error{kConfig} that lists them.
+/// layout that cannot be cut into flat_parts() of the mesh. Runs the passes of passes.h, up to the
+/// one named `last`; if it is empty, all. Throws Error{kConfig} with their names for another.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options, std::string_view last = "");
 
 /// By layer: elements of its input, of a micro-batch of so many samples; 0 of the first layer,
