@@ -17,6 +17,7 @@
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/step_plan.h"
 #include "tessera/sharding/validate.h"
 #include "tessera/trainer/launch.h"
 
@@ -65,7 +66,13 @@ class RandomTokens : public BatchSource {
 inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
 
 struct SmallRun {
-  int ranks = 1;
+  int ranks = 1;  ///< of each stage
+  int layers = 3;  ///< blocks of small_gpt()
+  bool tied = true;  ///< its head, of families in which it may be
+  std::vector<int> first_layers{};  ///< by stage, each on a pipeline rank of its own; empty: one
+  PipelineOrder pipeline_order = PipelineOrder::kOneForwardOneBackward;
+  int pipeline_prefetch = 1;
+  bool tied_apart = false;  ///< see make_layout(); always with several stages
   int replicas = 0;  ///< 0: as the strategy has it
   std::string strategy = "full_shard";
   std::string optimizer = "adamw";
@@ -100,8 +107,17 @@ struct SmallRun {
   std::vector<FullParameter> initial{};  ///< if not empty, instead of random ones
 };
 
+/// One pipeline rank's memory and traffic of a step.
+struct StageResult {
+  MemoryPeak predicted, measured;
+  MemoryPeak predicted_host, measured_host;
+  Traffic predicted_traffic, counted_traffic;
+};
+
 struct SmallResult {
-  Schedule schedule;
+  Schedule schedule;  ///< the first pipeline rank's
+  StepPlan step;
+  std::vector<StageResult> stages;  ///< by pipeline rank
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<FullParameter> parameters;
@@ -145,8 +161,13 @@ inline Placement placement_of(const SmallRun& run) {
 inline PlanOptions plan_options(const SmallRun& run) {
   const Strategy& strategy = find_strategy(run.strategy);
   const int replicas = run.replicas > 0 ? run.replicas : default_replicas(strategy, run.ranks);
-  return {.mesh = make_mesh(run.ranks, replicas),
+  Mesh mesh = make_mesh(run.ranks, replicas);
+  mesh.set_size(Axis::kPipeline, std::max(1, static_cast<int>(run.first_layers.size())));
+  return {.mesh = mesh,
           .placement = placement_of(run),
+          .pipeline = {.first_layers = run.first_layers,
+                       .order = run.pipeline_order,
+                       .prefetch = run.pipeline_prefetch},
           .reshard_after_forward = strategy.reshard_after_forward,
           .reduction_order = run.reduction_order,
           .parameter_dtype = run.dtype,
@@ -167,16 +188,18 @@ inline PlanOptions plan_options(const SmallRun& run) {
 inline PlanOptions plan_options(const SmallRun& run, const Model& model, const ModelLayout& layout,
                                 const BatchSource& source) {
   PlanOptions options = plan_options(run);
-  if (run.offload_activations) {
-    options.offload_activations =
-        layer_input_numels(model, layout, source, run.micro_batch, run.dtype);
-  }
+  if (!run.offload_activations && run.first_layers.empty()) return options;
+  const std::vector<std::int64_t> inputs =
+      layer_input_numels(model, layout, source, run.micro_batch, run.dtype);
+  if (run.offload_activations) options.offload_activations = inputs;
+  options.pipeline.input_numels = stage_input_numels(inputs, run.first_layers);
   return options;
 }
 
 inline ModelLayout layout_of(const SmallRun& run, const Model& model) {
   return make_layout(model, run.wrap, run.ranks,
-                     flat_alignment(plan_options(run).optimizer_tensors));
+                     flat_alignment(plan_options(run).optimizer_tensors),
+                     run.tied_apart || run.first_layers.size() > 1);
 }
 
 inline ExecutorOptions executor_options(const SmallRun& run) {
@@ -193,6 +216,8 @@ inline ExecutorOptions executor_options(const SmallRun& run) {
 
 inline SmallResult train(const SmallRun& run) {
   GptConfig config = small_gpt(run.dropout, run.family);
+  config.layers = run.layers;
+  config.tie_embedding = config.tie_embedding && run.tied;
   config.adapter = run.adapter;
   config.base_format = run.base_format;
   Model model = make_gpt(config);
@@ -201,28 +226,41 @@ inline SmallResult train(const SmallRun& run) {
   source.packed = run.packed;
   const ModelLayout layout = layout_of(run, model);
   SmallResult result;
-  result.schedule = plan(layout, plan_options(run, model, layout, source));
-  require_valid(result.schedule);
+  result.step = plan_step(layout, plan_options(run, model, layout, source));
+  result.schedule = result.step.ranks.front();
+  require_valid(result.step);
   ExecutorOptions options = executor_options(run);
-  const Simulation simulated = simulate(result.schedule, layout, model, source, options);
-  result.predicted = simulated.memory;
-  result.predicted_host = simulated.host_memory;
-  result.predicted_traffic = account_traffic(result.schedule);
-  const auto world = make_thread_group(run.ranks);
-  std::vector<MemoryPeak> peaks(static_cast<std::size_t>(run.ranks)), host_peaks = peaks;
+  std::vector<const Schedule*> schedules;
+  for (const Schedule& schedule : result.step.ranks) {
+    const Simulation simulated = simulate(schedule, layout, model, source, options);
+    result.stages.push_back({.predicted = simulated.memory,
+                             .measured = {},
+                             .predicted_host = simulated.host_memory,
+                             .measured_host = {},
+                             .predicted_traffic = account_traffic(schedule),
+                             .counted_traffic = {}});
+    schedules.push_back(&schedule);
+  }
+  const int world_size = result.schedule.mesh.world_size();
+  const auto world = make_thread_group(world_size);
+  std::vector<std::pair<MemoryPeak, MemoryPeak>> peaks(static_cast<std::size_t>(world_size));
   launch_ranks(world, [&](int rank, ProcessGroup& group) {
     const auto device = make_cpu_device();
     Memory memory(*device);
-    RankGroups groups = RankGroups::split_from(group, result.schedule);
+    RankGroups groups = RankGroups::split_from(group, schedules);
+    const int stage = result.schedule.mesh.index(Axis::kPipeline, rank);
+    const Schedule& schedule = *schedules[static_cast<std::size_t>(stage)];
+    const bool is_first = rank % run.ranks == 0;  // of its stage
+    StageResult& own_stage = result.stages[static_cast<std::size_t>(stage)];
     ExecutorOptions own = options;
     if (run.delay_seed) own.before_task = random_delays(*run.delay_seed, rank);
     FaultyCalls calls;  // which has no faults, but takes folders in memory
     calls.plain_queues = true;
     TrainingState state(
-        layout, state_options(result.schedule), rank, memory,
+        layout, state_options(schedule), rank, memory,
         {.folder = folder_in_memory().string(), .block_bytes = kDiskAlignment, .calls = &calls});
     if (rank == 0) result.measured_disk = state.disk_bytes();
-    Executor executor(state, model, {{&result.schedule, &source}}, groups, memory, own);
+    Executor executor(state, model, {{&schedule, &source}}, groups, memory, own);
     if (!run.initial.empty()) {
       executor.set_parameters([&](const std::string& name) {
         return std::span(std::ranges::find(run.initial, name, &FullParameter::name)->values);
@@ -234,24 +272,32 @@ inline SmallResult train(const SmallRun& run) {
         executor.begin_step(begun++, 1e-2);
       }
       const StepResult r = executor.finish_step();
+      if (is_first && step == 0 && run.steps_in_flight == 1) {
+        own_stage.counted_traffic = executor.traffic();
+      }
       if (rank != 0) continue;
       result.losses.push_back(r.loss);
       result.norms.push_back(r.gradient_norm);
-      if (step == 0 && run.steps_in_flight == 1) result.counted_traffic = executor.traffic();
     }
-    peaks[static_cast<std::size_t>(rank)] = memory.peak();
-    host_peaks[static_cast<std::size_t>(rank)] = memory.peak(Tier::kHost);
+    peaks[static_cast<std::size_t>(rank)] = {memory.peak(), memory.peak(Tier::kHost)};
     auto parameters = executor.gather_parameters();
     if (rank == 0) result.parameters = std::move(parameters);
   });
-  result.measured = peaks[0];
-  result.measured_host = host_peaks[0];
-  for (const MemoryPeak& peak : peaks) {
-    if (!(peak == result.measured)) result.measured.total = -1;  // ranks must agree
+  for (int rank = 0; rank < world_size; ++rank) {
+    StageResult& stage = result.stages[static_cast<std::size_t>(rank / run.ranks)];
+    const auto& [device, host] = peaks[static_cast<std::size_t>(rank)];
+    const bool is_first = rank % run.ranks == 0;
+    if (is_first) stage.measured = device, stage.measured_host = host;
+    if (!(device == stage.measured)) stage.measured.total = -1;  // ranks must agree
+    if (!(host == stage.measured_host)) stage.measured_host.total = -1;
   }
-  for (const MemoryPeak& peak : host_peaks) {
-    if (!(peak == result.measured_host)) result.measured_host.total = -1;
-  }
+  const StageResult& first = result.stages.front();
+  result.predicted = first.predicted;
+  result.measured = first.measured;
+  result.predicted_host = first.predicted_host;
+  result.measured_host = first.measured_host;
+  result.predicted_traffic = first.predicted_traffic;
+  result.counted_traffic = first.counted_traffic;
   return result;
 }
 

@@ -46,10 +46,14 @@ AxisSet parse_axes(std::string_view text) {
 }
 
 std::string axis_choices() {
+  std::vector<std::string_view> names;
+  for (const AxisRow& row : kAxisTable) {
+    if (row.may_shard_state) names.push_back(row.name);
+  }
   std::string text = "none, or ";
-  for (std::size_t row = 0; row < kAxisTable.size(); ++row) {
-    if (row > 0) text += row + 1 < kAxisTable.size() ? ", " : " and ";
-    text += kAxisTable[row].name;
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    if (n > 0) text += n + 1 < names.size() ? ", " : " and ";
+    text += names[n];
   }
   return text + " joined by '+'";
 }
@@ -81,6 +85,7 @@ std::vector<int> Mesh::group(AxisSet axes, int rank) const {
 std::string to_string(const Mesh& mesh, std::string_view separator) {
   std::string text;
   for (const AxisRow& row : kAxisTable) {
+    if (!is_always_written(row) && mesh.size(row.axis) == 1) continue;
     if (!text.empty()) text += separator;
     text += concat(row.name, ' ', mesh.size(row.axis));
   }

@@ -28,6 +28,8 @@ std::string group_of(const Action& action) {
       return to_string(action.axes);
     case Meeting::kWorld:
       return kAllRanks;
+    case Meeting::kPair:
+      return concat("pipeline rank ", action.peer);
   }
   return "";
 }

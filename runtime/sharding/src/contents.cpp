@@ -30,6 +30,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
       contents_(schedule.buffers.size()) {
   for (const ScheduleUnit& unit : schedule.units) flats_.emplace_back(unit.flats.size());
   for (int layer = static_cast<int>(schedule.layers.size()) - 1; layer >= 0; --layer) {
+    if (!schedule.is_here(layer)) continue;
     for (const FlatId& id : schedule.layers[static_cast<std::size_t>(layer)].gradients) {
       at(id).writers.push_back(layer);
     }
@@ -242,6 +243,28 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
   require_that(found == present, "reads parameters of units that layer ",
                schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
   return present;
+}
+
+void ContentWalk::require_mirrors_added(const FlatId& id) {
+  for (int u = 0; u < static_cast<int>(schedule_.units.size()); ++u) {
+    const ScheduleUnit& mirror = schedule_.units[static_cast<std::size_t>(u)];
+    if (mirror.mirrors != id.unit) continue;
+    for (int f = 0; f < static_cast<int>(mirror.flats.size()); ++f) {
+      const ScheduleFlat& flat = mirror.flats[static_cast<std::size_t>(f)];
+      if (!flat.trainable || flat.name != schedule_.flat(id).name) continue;
+      require_that(is_normed({u, f}), "the gradient of ", mirror.name,
+                   " is still to be added to that of ", unit_name(id.unit));
+    }
+  }
+}
+
+std::string ContentWalk::message_text(const Content& message) const {
+  const bool known =
+      message.begin >= 0 && message.begin < static_cast<int>(schedule_.layers.size());
+  return concat(message.role == Role::kActivationGradient ? "the gradient of the output of "
+                                                          : "the output of ",
+                known ? schedule_.layers[static_cast<std::size_t>(message.begin)].name : "nothing",
+                " in micro-step ", message.end);
 }
 
 int ContentWalk::contribution(const FlatId& id, int layer, int micro_step) const {

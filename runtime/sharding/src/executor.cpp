@@ -190,6 +190,15 @@ class Executor::Impl {
   void prepare(Memory& memory);
   std::span<const float> gather_flat(const FlatId& id, DeviceArray<float>& whole);
   std::vector<std::byte> gather_quantized(const FlatId& id);
+  void gather_own_flat(const FlatId& id, std::int64_t numel, DeviceArray<float>& whole,
+                       Stream& stream);
+  void gather_own_bytes(const FlatId& id, DeviceArray<std::uint8_t>& whole, Stream& stream);
+  void share_flat(const FlatId& id, const TensorView& whole, Stream& stream);
+  /// Whether this pipeline rank keeps a unit.
+  bool has_unit(int unit) const {
+    const Schedule& schedule = programs_.front()->schedule;
+    return schedule.is_here(schedule.units[static_cast<std::size_t>(unit)]);
+  }
   std::vector<float> decoded(const FlatTensor& tensor, std::span<const std::byte> flat);
   /// One before it, of the same batches; null if there is none.
   const Loaded* find_alike(const Program& program) const;
@@ -247,7 +256,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
                : std::make_shared<StepKeys>(schedule, impl.layout_, *batches, impl.options_.seed,
                                             memory, impl.options_.steps_in_flight)),
       predicts(program.predicts),
-      layers(schedule, impl.layout_, impl.model_, *batches, keys.get(), buffers, memory,
+      layers(schedule, impl.layout_, impl.model_, source, *batches, keys.get(), buffers, memory,
              impl.options_, predicts),
       context(schedule, buffers, impl.kernels_, impl.groups_, impl.exchange_, layers, impl.copies_,
               *impl.optimizer_steps_),
@@ -324,7 +333,10 @@ void Executor::Impl::begin_step(std::int64_t step, const RateOfStep& rate, std::
         rates.push_back(rate(step - scaler_.skipped - static_cast<std::int64_t>(more)));
       }
     }
-    exchange_.begin_step(turn, given_of(step, items, rates), program.graph != nullptr);
+    // Every stage reads the batches; the targets count where the losses are.
+    const int last = static_cast<int>(program.schedule.layers.size()) - 1;
+    const std::int64_t counted = program.schedule.is_here(last) ? items : 0;
+    exchange_.begin_step(turn, given_of(step, counted, rates), program.graph != nullptr);
     Stream& compute = lanes_.of(Lane::kCompute);
     lanes_.end_action(Lane::kCompute);
     program.batches->send(turn, compute);
@@ -486,7 +498,8 @@ void Executor::Impl::predict(std::size_t number, std::int64_t step, const OnPred
   begin_step(
       step, [](std::int64_t) { return 0.0; }, number);
   finish_step();
-  for (int m = 0; m < program.schedule.micro_steps; ++m) {
+  const bool has_last = program.schedule.is_here(static_cast<int>(program.schedule.layers.size()) - 1);
+  for (int m = 0; has_last && m < program.schedule.micro_steps; ++m) {
     const LayerRunner::Prediction& prediction = program.layers.prediction(m);
     receive(program.batches->first_sample_of(step, m), prediction.shape, prediction.values);
   }
@@ -564,46 +577,71 @@ std::vector<std::string> Executor::Impl::notes() {
   return notes;
 }
 
+/// Sends what a pipeline rank has put together to all others.
+void Executor::Impl::share_flat(const FlatId& id, const TensorView& whole, Stream& stream) {
+  const Schedule& schedule = programs_.front()->schedule;
+  if (schedule.pipeline_ranks() == 1) return;
+  const int owner = schedule.units[static_cast<std::size_t>(id.unit)].rank;
+  const ShardNesting& nesting = state_.nesting();
+  const int first = owner * (schedule.mesh.world_size() / schedule.pipeline_ranks());
+  groups_.control()->broadcast(whole, nesting.index(nesting.all_axes(), first), stream);
+}
+
 /// An unsharded flat parameter in fp32, put together from the finest shards of all ranks; `whole`
 /// has room for it, and holds it afterwards.
 std::span<const float> Executor::Impl::gather_flat(const FlatId& id, DeviceArray<float>& whole) {
   const std::int64_t numel = layout_.flat_of({id.unit, id.flat}).padded_numel;
   Stream& stream = lanes_.of(Lane::kReduce);
+  if (has_unit(id.unit)) gather_own_flat(id, numel, whole, stream);
+  share_flat(id, whole.view(0, numel), stream);
+  whole.download_first(numel, stream);
+  stream.synchronize();
+  return {whole.host(), static_cast<std::size_t>(numel)};
+}
+
+void Executor::Impl::gather_own_flat(const FlatId& id, std::int64_t numel,
+                                     DeviceArray<float>& whole, Stream& stream) {
   const ShardNesting& nesting = state_.nesting();
   const StateTensor* const master = state_.find(Role::kMaster, id);
   const StateTensor& tensor = master != nullptr ? *master : *state_.find(Role::kParameter, id);
   const Range finest = nesting.range(numel, nesting.state_axes(), state_.rank());
   const TensorView mine = tensor.view.narrow(0, finest.begin - tensor.range.begin, finest.numel);
-  ProcessGroup* const control = groups_.control();
-  const std::int64_t ranks = control != nullptr ? control->size() : 1;
-  const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
-  const std::int64_t count = ranks * mine.numel();
+  ProcessGroup* const ranks = groups_.state();
+  const std::int64_t first = ranks != nullptr ? ranks->rank() * mine.numel() : 0;
   const TensorView shard = whole.view(first, mine.numel());
   if (tensor.tier != Tier::kDisk) {
     stream.submit({.name = "export"}, [&] { kernels_.cast({.src = mine, .dst = shard}, stream); });
   } else {
     state_.read(tensor.name, finest.begin,
                 {whole.host() + first, static_cast<std::size_t>(mine.numel())}, stream);
-    whole.upload_first(count, stream);
+    whole.upload_first(numel, stream);
   }
-  if (control != nullptr) control->all_gather(shard, whole.view(0, count), stream);
-  whole.download_first(count, stream);
-  stream.synchronize();
-  return {whole.host(), static_cast<std::size_t>(count)};
+  if (ranks != nullptr) ranks->all_gather(shard, whole.view(0, numel), stream);
+  stream.synchronize();  // the task refers to what is here
 }
 
 /// The same of a quantised one, in bytes.
 std::vector<std::byte> Executor::Impl::gather_quantized(const FlatId& id) {
   const std::int64_t bytes = layout_.flat_of({id.unit, id.flat}).padded_numel;
   Stream& stream = lanes_.of(Lane::kReduce);
+  DeviceArray<std::uint8_t> whole(device_, bytes);
+  if (has_unit(id.unit)) gather_own_bytes(id, whole, stream);
+  share_flat(id, whole.view(), stream);
+  whole.download(stream);
+  stream.synchronize();
+  const auto from = std::as_bytes(std::span(whole.host(), static_cast<std::size_t>(bytes)));
+  return {from.begin(), from.end()};
+}
+
+void Executor::Impl::gather_own_bytes(const FlatId& id, DeviceArray<std::uint8_t>& whole,
+                                      Stream& stream) {
   const ShardNesting& nesting = state_.nesting();
   const StateTensor& tensor = *state_.find(Role::kParameter, id);
-  const Range finest = nesting.range(bytes, nesting.state_axes(), state_.rank());
+  const Range finest = nesting.range(whole.numel(), nesting.state_axes(), state_.rank());
   const std::int64_t offset = finest.begin - tensor.range.begin;
   const TensorView mine = tensor.view.narrow(0, offset, finest.numel);
-  ProcessGroup* const control = groups_.control();
-  const std::int64_t first = control != nullptr ? control->rank() * mine.numel() : 0;
-  DeviceArray<std::uint8_t> whole(device_, bytes);
+  ProcessGroup* const ranks = groups_.state();
+  const std::int64_t first = ranks != nullptr ? ranks->rank() * mine.numel() : 0;
   const TensorView shard = whole.view(first, mine.numel());
   if (tensor.tier != Tier::kDisk) {
     stream.copy(shard.data, mine.data, static_cast<std::size_t>(mine.bytes()));
@@ -612,11 +650,7 @@ std::vector<std::byte> Executor::Impl::gather_quantized(const FlatId& id) {
     state_.disk()->read(tensor.extent, std::as_writable_bytes(own), offset);
     whole.upload(stream);
   }
-  if (control != nullptr) control->all_gather(shard, whole.view(), stream);
-  whole.download(stream);
-  stream.synchronize();
-  const auto from = std::as_bytes(std::span(whole.host(), static_cast<std::size_t>(bytes)));
-  return {from.begin(), from.end()};
+  if (ranks != nullptr) ranks->all_gather(shard, whole.view(), stream);
 }
 
 std::vector<float> Executor::Impl::decoded(const FlatTensor& tensor,

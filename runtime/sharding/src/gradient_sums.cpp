@@ -105,10 +105,11 @@ void SampleSum::extend(const std::string& layer, DType format) {
   if (const std::string name = rounding(format); !name.empty()) body = concat(name, '(', body, ')');
 }
 
-GradientSums::GradientSums(const Schedule& schedule)
+GradientSums::GradientSums(const Schedule& schedule, Messages* messages)
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
-      held_(schedule.buffers.size()) {}
+      held_(schedule.buffers.size()),
+      messages_(messages) {}
 
 void GradientSums::contribute(const Operand& to, const Action& action) {
   const ScheduleFlat& flat = schedule_.flat(to.unit, schedule_.flats(to).front());
@@ -167,6 +168,38 @@ void GradientSums::reduce(const Action& action) {
                          sample_stride(nesting_, inner));
     }
     there[p] = there[p].rounded(format);
+  }
+}
+
+void GradientSums::send(const Operand& gradient) {
+  if (messages_ == nullptr) return;
+  (*messages_)[{gradient.unit, schedule_.flats(gradient).front()}] = at(gradient.buffer);
+}
+
+/// What is not known of the sender reads "from" its unit.
+void GradientSums::receive(const Operand& gradient) {
+  const FlatId id{gradient.unit, schedule_.flats(gradient).front()};
+  if (messages_ != nullptr && messages_->contains(id)) {
+    at(gradient.buffer) = messages_->at(id);
+    return;
+  }
+  const std::string& unit = schedule_.units[static_cast<std::size_t>(id.unit)].name;
+  at(gradient.buffer).assign(schedule_.flat(id).parts.size(), SampleSum(0, "from " + unit));
+}
+
+void GradientSums::add_tied(const Operand& from, const Operand& to) {
+  const FlatId mirror{from.unit, schedule_.flats(from).front()};
+  const FlatId home{to.unit, schedule_.flats(to).front()};
+  const std::vector<GradientPart>& parts = schedule_.flat(home).parts;
+  for (std::size_t m = 0; m < at(from.buffer).size(); ++m) {
+    const std::string& name = schedule_.flat(mirror).parts[m].name;
+    const auto part = std::ranges::find(parts, name, &GradientPart::name);
+    if (part == parts.end()) continue;
+    SampleSum& sum = at(to.buffer)[static_cast<std::size_t>(part - parts.begin())];
+    SampleSum both;
+    both.add_ranks(at(from.buffer)[m], 1, 0);
+    both.add_ranks(sum, 1, 0);
+    sum = both;
   }
 }
 

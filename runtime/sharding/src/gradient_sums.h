@@ -52,7 +52,12 @@ class SampleSum {
 /// Follows the gradients through a schedule's buffers; ContentWalk's rules tell it of every step.
 class GradientSums {
  public:
-  explicit GradientSums(const Schedule& schedule);
+  using Parts = std::vector<SampleSum>;  ///< of a flat parameter
+  /// Gradients on their way from one pipeline rank to another.
+  using Messages = std::map<FlatId, Parts>;
+
+  /// `messages`, if any, is what earlier ranks have sent, and what this one sends.
+  explicit GradientSums(const Schedule& schedule, Messages* messages = nullptr);
 
   /// A pass of the action's layer contributes to the operand's flat parameter.
   void contribute(const Operand& to, const Action& action);
@@ -60,6 +65,11 @@ class GradientSums {
   void move(const Operand& from, const Operand& to);
   /// A reduction over the action's axes.
   void reduce(const Action& action);
+  /// The gradient of a mirror leaves for another pipeline rank, or has come from one.
+  void send(const Operand& gradient);
+  void receive(const Operand& gradient);
+  /// It is added to that of the unit: theirs first.
+  void add_tied(const Operand& from, const Operand& to);
   /// The optimizer reads a unit's gradient.
   void use(const Operand& gradient);
 
@@ -67,13 +77,13 @@ class GradientSums {
   std::vector<GradientSum> result() const;
 
  private:
-  using Parts = std::vector<SampleSum>;  ///< of a flat parameter
   Parts& at(int buffer) { return held_[static_cast<std::size_t>(buffer)]; }
 
   const Schedule& schedule_;
   ShardNesting nesting_;
   std::vector<Parts> held_;  ///< by buffer
   std::map<FlatId, Parts> used_;
+  Messages* messages_;
 };
 
 }  // namespace tessera

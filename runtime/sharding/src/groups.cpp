@@ -1,10 +1,12 @@
 #include "tessera/sharding/groups.h"
 
 #include <set>
+#include <tuple>
 
 #include "tessera/collectives/sim_group.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +26,44 @@ std::vector<std::pair<Lane, AxisSet>> collectives_of(std::span<const Schedule* c
   return out;
 }
 
+/// Every pair of pipeline ranks between which messages go, for each lane and direction one.
+std::vector<PipelinePair> pairs_of(std::span<const Schedule* const> schedules) {
+  std::set<PipelinePair> pairs;
+  for (const Schedule* const schedule : schedules) {
+    for (const Action& action : schedule->actions) {
+      if (!action.operation->is_message) continue;
+      pairs.insert(PipelinePair::of(action.lane, schedule->pipeline.rank, action.peer));
+    }
+  }
+  return {pairs.begin(), pairs.end()};
+}
+
+/// Pairs in lists without a rank in common, so that one split() makes all groups of a list.
+std::vector<std::vector<PipelinePair>> apart(const std::vector<PipelinePair>& pairs) {
+  std::vector<std::vector<PipelinePair>> lists;
+  std::vector<std::set<int>> taken;
+  for (const PipelinePair& pair : pairs) {
+    std::size_t list = 0;
+    while (list < lists.size() &&
+           (taken[list].contains(pair.from) || taken[list].contains(pair.to))) {
+      ++list;
+    }
+    if (list == lists.size()) {
+      lists.emplace_back();
+      taken.emplace_back();
+    }
+    lists[list].push_back(pair);
+    taken[list].insert({pair.from, pair.to});
+  }
+  return lists;
+}
+
 }  // namespace
+
+PipelinePair PipelinePair::of(Lane lane, int rank, int peer) {
+  const bool sends = lane == Lane::kSend || lane == Lane::kSendBack;
+  return {sends ? lane : opposite(lane), sends ? rank : peer, sends ? peer : rank};
+}
 
 RankGroups RankGroups::split_from(ProcessGroup& world, const Schedule& schedule) {
   const Schedule* const one = &schedule;
@@ -38,6 +77,7 @@ RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule*
           mesh.world_size(), " ranks but the process group has ", world.size());
   RankGroups groups;
   groups.rank_ = world.rank();
+  groups.pipeline_rank_ = mesh.index(Axis::kPipeline, world.rank());
   if (world.size() == 1) return groups;
   const ShardNesting nesting(mesh, schedule.placement);
   for (const auto& [lane, axes] : collectives_of(schedules)) {
@@ -46,6 +86,22 @@ RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule*
         world.split(color, nesting.index(axes, groups.rank_));
   }
   groups.control_ = world.split(0, nesting.index(nesting.all_axes(), groups.rank_));
+  if (mesh.size(Axis::kPipeline) == 1) return groups;
+  groups.own_state_ =
+      world.split(groups.pipeline_rank_, nesting.index(nesting.state_axes(), groups.rank_));
+  const AxisSet others = nesting.all_axes() - AxisSet{Axis::kPipeline};
+  const int places = mesh.size(others), place = nesting.index(others, groups.rank_);
+  for (const std::vector<PipelinePair>& list : apart(pairs_of(schedules))) {
+    int number = static_cast<int>(list.size()) + groups.pipeline_rank_;  // of nobody else
+    const PipelinePair* own = nullptr;
+    for (const PipelinePair& pair : list) {
+      if (pair.from != groups.pipeline_rank_ && pair.to != groups.pipeline_rank_) continue;
+      own = &pair;
+      number = static_cast<int>(own - list.data());
+    }
+    auto group = world.split(number * places + place, groups.pipeline_rank_);
+    if (own != nullptr) groups.pairs_[*own] = std::move(group);
+  }
   return groups;
 }
 
@@ -53,6 +109,7 @@ RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> sche
   const Schedule& schedule = *schedules.front();
   RankGroups groups;
   groups.rank_ = rank;
+  groups.pipeline_rank_ = schedule.mesh.index(Axis::kPipeline, rank);
   const ShardNesting nesting(schedule.mesh, schedule.placement);
   for (const auto& [lane, axes] : collectives_of(schedules)) {
     groups.groups_[static_cast<std::size_t>(lane)][axes.number()] =
@@ -61,6 +118,11 @@ RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> sche
   if (schedule.mesh.world_size() > 1) {
     groups.control_ =
         make_sim_group(nesting.index(nesting.all_axes(), rank), schedule.mesh.world_size());
+  }
+  for (const PipelinePair& pair : pairs_of(schedules)) {
+    const int own = groups.pipeline_rank_;
+    if (pair.from != own && pair.to != own) continue;
+    groups.pairs_[pair] = make_sim_group(own > std::min(pair.from, pair.to) ? 1 : 0, 2);
   }
   return groups;
 }
@@ -73,6 +135,13 @@ ProcessGroup& RankGroups::of(Lane lane, AxisSet axes) const {
   return *group;
 }
 
+ProcessGroup& RankGroups::pair(Lane lane, int peer) const {
+  const auto found = pairs_.find(PipelinePair::of(lane, pipeline_rank_, peer));
+  require(found != pairs_.end(), ErrorCode::kInternal, "no process group for the ",
+          to_string(lane), " lane of pipeline ranks ", pipeline_rank_, " and ", peer);
+  return *found->second;
+}
+
 Traffic RankGroups::traffic() const {
   Traffic sum;
   for (const auto& lane : groups_) {
@@ -80,6 +149,7 @@ Traffic RankGroups::traffic() const {
       if (group != nullptr) sum += group->traffic();
     }
   }
+  for (const auto& [pair, group] : pairs_) sum += group->traffic();
   if (control_ != nullptr) {
     constexpr auto kScalars = CollectiveKind::kAllReduce;
     const Traffic control = control_->traffic();
@@ -95,6 +165,8 @@ void RankGroups::abort(std::string_view reason) const noexcept {
       if (group != nullptr) group->abort(reason);
     }
   }
+  for (const auto& [pair, group] : pairs_) group->abort(reason);
+  if (own_state_ != nullptr) own_state_->abort(reason);
   if (control_ != nullptr) control_->abort(reason);
 }
 

@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayout& layout,
-                                             const BatchSource& source, std::int64_t samples,
-                                             DType parameter_dtype) {
+std::vector<Shape> layer_input_shapes(const Model& model, const ModelLayout& layout,
+                                      const BatchSource& source, std::int64_t samples,
+                                      DType parameter_dtype) {
   SimDevice device;
   Memory memory(device);
   const auto stream = device.create_stream({.name = "shapes"});
@@ -15,7 +15,7 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
                                MemoryCategory::kData, "inputs");
   batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
                                 MemoryCategory::kData, "targets");
-  std::vector<std::int64_t> numels{0};
+  std::vector<Shape> shapes{Shape{0}};
   Tensor flowing = batch.inputs;
   if (is_compute_dtype(flowing.dtype())) {  // in the run's precision
     flowing = Tensor::empty(memory, flowing.shape(), parameter_dtype, MemoryCategory::kData, "in");
@@ -36,7 +36,27 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
     stream->submit({.name = "forward"},
                    [&] { flowing = model.layers[l]->forward(tape, input, parameters).tensor; });
     stream->synchronize();
-    numels.push_back(flowing.shape().numel());
+    shapes.push_back(flowing.shape());
+  }
+  return shapes;
+}
+
+std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayout& layout,
+                                             const BatchSource& source, std::int64_t samples,
+                                             DType parameter_dtype) {
+  std::vector<std::int64_t> numels;
+  for (const Shape& shape :
+       layer_input_shapes(model, layout, source, samples, parameter_dtype)) {
+    numels.push_back(shape.numel());
+  }
+  return numels;
+}
+
+std::vector<std::int64_t> stage_input_numels(const std::vector<std::int64_t>& layer_inputs,
+                                             const std::vector<int>& first_layers) {
+  std::vector<std::int64_t> numels;
+  for (const int layer : first_layers) {
+    numels.push_back(layer_inputs.at(static_cast<std::size_t>(layer)));
   }
   return numels;
 }

@@ -29,7 +29,8 @@ TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
 }  // namespace
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-                         const MicroBatches& batches, const StepKeys* keys,
+                         const BatchSource& source, const MicroBatches& batches,
+                         const StepKeys* keys,
                          const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options,
                          bool predicts)
     : schedule_(schedule),
@@ -45,10 +46,15 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       predicts_(predicts),
       predictions_(predicts ? static_cast<std::size_t>(schedule.micro_steps) : 0),
       written_(schedule.buffers.size()) {
+  if (schedule.pipeline_ranks() > 1) {
+    input_shapes_ = layer_input_shapes(model, layout, source, options.micro_batch,
+                                       schedule.parameter_dtype);
+  }
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
   for (std::size_t l = layout.layers.size(); l-- > 0;) {
     for (const ParameterAddress& address : layout.layers[l].parameters) {
+      contributed_.insert({address.unit, address.flat, address.tensor});
       const bool is_new = !layout.flat_of(address).trainable ||
                           behind.insert({address.unit, address.flat, address.tensor}).second;
       is_added_to_[l].push_back(is_new ? 0 : 1);
@@ -60,7 +66,7 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
   const int layers = static_cast<int>(schedule.layers.size());
   for (int l = 0; schedule.purpose == Purpose::kEvaluate && l < layers; ++l) {
     const Layer& layer = *model.layers[static_cast<std::size_t>(l)];
-    const std::int64_t numel = layer.kept_numel();
+    const std::int64_t numel = schedule.is_here(l) ? layer.kept_numel() : 0;
     kept_.push_back(numel == 0 ? Tensor()
                                : Tensor::empty(memory, Shape{numel}, schedule.parameter_dtype,
                                                MemoryCategory::kActivations,
@@ -105,9 +111,67 @@ Tensor LayerRunner::take(int buffer) {
 }
 
 /// What the layer before has left, for a forward or a loss; empty for the first layer.
-Tensor LayerRunner::take_input(const Action& action) {
+Tensor LayerRunner::take_input(const Action& action, Stream& stream) {
+  if (action.layer > 0 && schedule_.is_sent(action.layer - 1)) {
+    return take_message(action, Role::kActivation, action.layer - 1, stream);
+  }
   const Operand* const input = schedule_.find(action.reads, BufferKind::kActivation);
   return input == nullptr ? Tensor() : take(input->buffer);
+}
+
+Tensor LayerRunner::take_output_gradient(const Action& action, Stream& stream) {
+  if (schedule_.is_sent(action.layer)) {
+    return take_message(action, Role::kActivationGradient, action.layer, stream);
+  }
+  return take(schedule_.find(action.reads, BufferKind::kActivationGradient)->buffer);
+}
+
+/// The slot of a message of this role, as far as it is the message of `layer`.
+TensorView LayerRunner::message(const std::vector<Operand>& operands, Role role, int layer) const {
+  const auto slot = std::ranges::find_if(operands, [&](const Operand& operand) {
+    const ScheduleBuffer& buffer = schedule_.buffer(operand);
+    return buffer.role == role && buffer.is_slot();
+  });
+  const Shape& shape = input_shapes_[static_cast<std::size_t>(layer) + 1];
+  require(shape.numel() == schedule_.message_numel(layer), ErrorCode::kInvalidArgument,
+          "the output of layer '", model_.layers[static_cast<std::size_t>(layer)]->name(),
+          "' has ", shape.numel(), " elements, but was planned with ",
+          schedule_.message_numel(layer), ": plan for the micro-batch and the model that run");
+  return buffers_.whole(slot->buffer).narrow(0, 0, shape.numel()).reshape(shape);
+}
+
+/// A copy, so that the slot is free for the next message while this one is used.
+Tensor LayerRunner::take_message(const Action& action, Role role, int layer, Stream& stream) {
+  const TensorView from = message(action.reads, role, layer);
+  Tensor tensor = Tensor::empty(memory_, from.shape, from.dtype, MemoryCategory::kActivations,
+                                "message from another stage");
+  kernels_->cast({.src = from, .dst = tensor}, stream);
+  return tensor;
+}
+
+void LayerRunner::leave_message(const Action& action, Role role, int layer, const Tensor& tensor,
+                                Stream& stream) {
+  const TensorView to = message(action.writes, role, layer);
+  require(tensor.shape() == to.shape && tensor.dtype() == to.dtype, ErrorCode::kInvalidArgument,
+          "layer '", model_.layers[static_cast<std::size_t>(action.layer)]->name(), "' hands on ",
+          tensor.shape(), " in ", to_string(tensor.dtype()), ", but was planned with ", to.shape,
+          " in ", to_string(to.dtype));
+  kernels_->cast({.src = tensor, .dst = to}, stream);
+}
+
+/// The operand from which a pass reads a parameter, and its flat parameter there; null: it reads
+/// none. Of a mirror it is the unit's own where that is here.
+std::pair<const Operand*, int> LayerRunner::find_value(const Action& action,
+                                                       const ParameterAddress& address) const {
+  const FlatParameter& flat = layout_.flat_of(address);
+  const Role role = flat.quantized ? Role::kDecoded : Role::kParameter;
+  const Operand* const own = find_operand(schedule_, action.reads, address, role);
+  const int home = layout_.units[static_cast<std::size_t>(address.unit)].mirrors;
+  if (own != nullptr || home < 0) return {own, address.flat};
+  const std::vector<FlatParameter>& flats = layout_.units[static_cast<std::size_t>(home)].flats;
+  const auto place = std::ranges::find(flats, flat.name, &FlatParameter::name) - flats.begin();
+  const ParameterAddress there{home, static_cast<int>(place), address.tensor};
+  return {find_operand(schedule_, action.reads, there, role), there.flat};
 }
 
 std::span<Parameter> LayerRunner::bind(const Action& action) {
@@ -117,11 +181,10 @@ std::span<Parameter> LayerRunner::bind(const Action& action) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
     const FlatTensor& tensor = layout_.tensor_of(address);
     const FlatParameter& flat = layout_.flat_of(address);
-    const Operand* const value = find_operand(schedule_, action.reads, address,
-                                              flat.quantized ? Role::kDecoded : Role::kParameter);
+    const auto [value, value_flat] = find_value(action, address);
     // A layer whose backward reads no parameters finds none: its unit may be in shards.
     parameters[p].value = value != nullptr
-                              ? tensor_of(buffers_.view(*value, address.flat), tensor)
+                              ? tensor_of(buffers_.view(*value, value_flat), tensor)
                               : TensorView(nullptr, flat.dtype.value_or(schedule_.parameter_dtype),
                                            tensor.spec.shape);
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
@@ -165,7 +228,9 @@ void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
     const auto clear_until = [&](std::int64_t begin) {
       if (begin > end) kernels_->fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
     };
-    for (const FlatTensor& tensor : flat.tensors) {
+    for (std::size_t t = 0; t < flat.tensors.size(); ++t) {
+      const FlatTensor& tensor = flat.tensors[t];
+      if (!contributed_.contains({address.unit, address.flat, static_cast<int>(t)})) continue;
       clear_until(tensor.offset);
       end = tensor.offset + tensor.spec.shape.numel();
     }
@@ -241,12 +306,19 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
   auto tape = make_tape(a, tape_options(a, record, {}), stream);
-  Tensor flowing = take_input(a);
-  const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
+  Tensor flowing = take_input(a, stream);
+  const Operand* const left = schedule_.find(a.writes, BufferKind::kActivation);
+  const int buffer = left == nullptr ? -1 : left->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
   Value value = input_of(a.layer, *tape, std::move(flowing));
   Value output = run_layer(a, *tape, value, bind(a));
-  kept.output = std::move(output.tensor);
+  if (schedule_.is_sent(a.layer)) {
+    leave_message(a, Role::kActivation, a.layer, output.tensor, stream);
+    if (left == nullptr) return;
+  } else {
+    kept.output = std::move(output.tensor);
+  }
+  output.tensor = {};
   kept.kept = trains;
   if (record) {
     kept.tape = std::move(tape);
@@ -329,7 +401,7 @@ void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
   if (!record) options.hits = hits;
   auto tape = make_tape(a, options, stream);
   Activation kept;
-  Tensor flowing = take_input(a);
+  Tensor flowing = take_input(a, stream);
   if (keeps != nullptr && !record) kept.input = flowing;
   Value output = run_last(a, *tape, std::move(flowing), loss_sum, stream);
   if (keeps == nullptr) return;
@@ -348,10 +420,10 @@ void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const Tens
                        Stream& stream) {
   begin_gradients(a, stream);
   const auto tape = make_tape(a, tape_options(a, true, loss_scale), stream);
-  Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
+  Value output = run_last(a, *tape, take_input(a, stream), loss_sum, stream);
   Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
-  pass_on(a, tape->backward(output, std::move(gradient)));
+  pass_on(a, tape->backward(output, std::move(gradient)), stream);
   end_gradients(a, stream);
 }
 
@@ -385,16 +457,14 @@ void LayerRunner::loss_backward(const Action& a, const TensorView& loss_scale, S
   begin_gradients(a, stream);
   Activation kept = take_recorded(a, loss_scale, stream);
   Tensor gradient = gradient_of_losses(*kept.tape, kept.losses, loss_scale, stream);
-  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)));
+  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)), stream);
   end_gradients(a, stream);
 }
 
 void LayerRunner::backward(const Action& a, Stream& stream) {
   begin_gradients(a, stream);
   Activation kept = take_recorded(a, {}, stream);
-  pass_on(a, kept.tape->backward(
-                 kept.recorded,
-                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  pass_on(a, kept.tape->backward(kept.recorded, take_output_gradient(a, stream)), stream);
   end_gradients(a, stream);
 }
 
@@ -407,9 +477,7 @@ void LayerRunner::backward_input(const Action& a, Stream& stream) {
               ? "an operation of its own is recorded by Tape::output(), which says nothing of two "
                 "parts; record it by Tape::split_output(), or do not set splits_backward_"
               : "it does not set splits_backward_; plan its backward as one");
-  pass_on(a, kept.tape->backward_input(
-                 kept.recorded,
-                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  pass_on(a, kept.tape->backward_input(kept.recorded, take_output_gradient(a, stream)), stream);
   activations_.insert_or_assign(schedule_.find(a.reads, BufferKind::kActivation)->buffer,
                                 Activation{.tape = std::move(kept.tape), .kept = true});
 }
@@ -460,12 +528,15 @@ void LayerRunner::reserve_input(const Action& action) {
 }
 
 /// The gradient of the layer's input, for the layer before.
-void LayerRunner::pass_on(const Action& a, Tensor gradient) {
+void LayerRunner::pass_on(const Action& a, Tensor gradient, Stream& stream) {
   if (!needs_input_gradient(a.layer)) return;
   require(static_cast<bool>(gradient), ErrorCode::kInvalidArgument, "backward of layer '",
           model_.layers[static_cast<std::size_t>(a.layer)]->name(),
           "' gave its input no gradient, and layers before it need one: an operation of your own "
           "returns what Tape::output makes, and hands gradients on by Tape::add_gradient");
+  if (schedule_.is_sent(a.layer - 1)) {
+    return leave_message(a, Role::kActivationGradient, a.layer - 1, gradient, stream);
+  }
   const Operand* const to = schedule_.find(a.writes, BufferKind::kActivationGradient);
   activations_[to->buffer].output = std::move(gradient);
 }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -18,7 +20,7 @@ class LayerRunner {
  public:
   /// `keys` may be null for a schedule that does not train.
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-              const MicroBatches& batches, const StepKeys* keys, const StepBuffers& buffers,
+              const BatchSource& source, const MicroBatches& batches, const StepKeys* keys, const StepBuffers& buffers,
               Memory& memory, const ExecutorOptions& options, bool predicts);
 
   /// What the last layer has returned in a micro-step of a schedule that predicts, in fp32.
@@ -71,6 +73,8 @@ class LayerRunner {
  private:
   /// Points the layer's parameters (and gradients) to where the action's operands are.
   std::span<Parameter> bind(const Action& action);
+  std::pair<const Operand*, int> find_value(const Action& action,
+                                            const ParameterAddress& address) const;
   void begin_gradients(const Action& action, Stream& stream);
   void end_gradients(const Action& action, Stream& stream);
   const Batch* batch_of(const Action& action) const;
@@ -78,7 +82,7 @@ class LayerRunner {
   std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
   Value input_of(int layer, Tape& tape, Tensor flowing) const;
-  void pass_on(const Action& action, Tensor gradient);
+  void pass_on(const Action& action, Tensor gradient, Stream& stream);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
   Value run_last(const Action& action, Tape& tape, Tensor flowing, const TensorView& loss_sum,
@@ -128,8 +132,18 @@ class LayerRunner {
   Input& input(int activation);
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
-  Tensor take_input(const Action& action);
+  Tensor take_input(const Action& action, Stream& stream);
+  /// The gradient of the layer's output.
+  Tensor take_output_gradient(const Action& action, Stream& stream);
+  // Messages from and to other pipeline ranks: outputs of `layer`, or their gradients.
+  TensorView message(const std::vector<Operand>& operands, Role role, int layer) const;
+  Tensor take_message(const Action& action, Role role, int layer, Stream& stream);
+  void leave_message(const Action& action, Role role, int layer, const Tensor& tensor,
+                     Stream& stream);
 
+  std::vector<Shape> input_shapes_;  ///< by layer, with several pipeline ranks
+  /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.
+  std::set<std::tuple<int, int, int>> contributed_;
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
   /// By layer and parameter: whether layers behind it contribute to its gradient, too.
   std::vector<std::vector<char>> is_added_to_;

@@ -86,6 +86,27 @@ std::vector<FlatParameter> flats_of(const Model& model, const std::vector<int>& 
   return flats;
 }
 
+/// Where a layer finds a tied parameter in its mirror of the unit that has it, which is made if it
+/// is new.
+ParameterAddress mirror(ModelLayout& layout, const std::string& layer,
+                        const ParameterAddress& tied) {
+  const Unit home = layout.units[static_cast<std::size_t>(tied.unit)];
+  const FlatParameter& flat = home.flats[static_cast<std::size_t>(tied.flat)];
+  const std::string name = concat(layer, '.', home.name);
+  auto unit = std::ranges::find(layout.units, name, &Unit::name);
+  if (unit == layout.units.end()) {
+    layout.units.push_back({.name = name, .flats = {}, .mirrors = tied.unit});
+    unit = std::prev(layout.units.end());
+  }
+  auto copy = std::ranges::find(unit->flats, flat.name, &FlatParameter::name);
+  if (copy == unit->flats.end()) {
+    unit->flats.push_back(flat);
+    copy = std::prev(unit->flats.end());
+  }
+  return {static_cast<int>(unit - layout.units.begin()),
+          static_cast<int>(copy - unit->flats.begin()), tied.tensor};
+}
+
 }  // namespace
 
 const FlatParameter* Unit::find(std::string_view flat) const {
@@ -98,7 +119,7 @@ std::int64_t FlatTensor::numel() const {
 }
 
 ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
-                        std::int64_t alignment) {
+                        std::int64_t alignment, bool tied_apart) {
   check(model);
   require(parts >= 1, ErrorCode::kInvalidArgument, "a layout for flat parameters in ", parts,
           " parts; there must be at least one");
@@ -133,7 +154,8 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
       flat.padded_numel = round_up(flat.numel, parts * multiple);
     }
   }
-  for (const auto& layer : model.layers) {
+  for (std::size_t l = 0; l < model.layers.size(); ++l) {
+    const auto& layer = model.layers[l];
     const bool at_an_end = layer == model.layers.front() || layer == model.layers.back();
     LayerLayout entry{.name = layer->name(),
                       .parameters = {},
@@ -144,7 +166,10 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
       entry.parameters.push_back(addresses.at(spec.name));
     }
     for (const std::string& name : layer->tied_parameters()) {
-      entry.parameters.push_back(addresses.at(name));
+      const ParameterAddress& tied = addresses.at(name);
+      entry.parameters.push_back(tied_apart && tied.unit != unit_of_layer[l]
+                                     ? mirror(layout, layer->name(), tied)
+                                     : tied);
     }
     layout.layers.push_back(std::move(entry));
   }

@@ -67,6 +67,14 @@ void charge_copy(const Schedule& schedule, const Action& action, Traffic& traffi
   }
 }
 
+void charge_send(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  charge(traffic, CollectiveKind::kSend, message_bytes(schedule, action), 2);
+}
+
+void charge_receive(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  charge(traffic, CollectiveKind::kRecv, message_bytes(schedule, action), 2);
+}
+
 /// The sums that are read, in one message.
 void charge_results(const Schedule& schedule, const Action& action, Traffic& traffic) {
   std::int64_t bytes = 0;
@@ -186,6 +194,24 @@ const Operation kReserve{.name = "reserve",
                          .changes_memory = true,
                          .rule = rules::reserve,
                          .run = handlers::reserve};
+const Operation kSend{.name = "send",
+                      .summary = "sends what a stage has made to another pipeline rank",
+                      .meeting = Meeting::kPair,
+                      .is_message = true,
+                      .rule = rules::send,
+                      .charge = charge_send,
+                      .run = handlers::send};
+const Operation kReceive{.name = "receive",
+                         .summary = "receives what another pipeline rank sends",
+                         .meeting = Meeting::kPair,
+                         .is_message = true,
+                         .rule = rules::receive,
+                         .charge = charge_receive,
+                         .run = handlers::receive};
+const Operation kAddTied{.name = "add-tied",
+                         .summary = "adds the gradient of a layer that is tied to a unit's",
+                         .rule = rules::add_tied,
+                         .run = handlers::add_tied};
 const Operation kNormPartial{
     .name = "norm-partial",
     .summary = "adds the squares of this rank's shard of a gradient to its norm partial",
@@ -213,7 +239,8 @@ std::span<const Operation* const> all_operations() {
       &kCountTokens,    &kAllGather, &kReduceScatter, &kAllReduce, &kForward,
       &kForwardLoss,    &kLoss,      &kLossBackward,  &kBackward,  &kBackwardInput,
       &kBackwardWeight, &kReshard,   &kDecode,        &kCast,      &kCopy,
-      &kRelease,        &kReserve,   &kNormPartial,   &kResults,   &kOptimizerStep};
+      &kRelease,        &kReserve,   &kSend,          &kReceive,   &kAddTied,
+      &kNormPartial,    &kResults,   &kOptimizerStep};
   return kAll;
 }
 
@@ -221,6 +248,14 @@ const Operation* find_operation(std::string_view name,
                                 std::span<const Operation* const> operations) {
   const auto found = std::ranges::find(operations, name, &Operation::name);
   return found == operations.end() ? nullptr : *found;
+}
+
+std::int64_t message_bytes(const Schedule& schedule, const Action& message) {
+  const Operand& operand =
+      message.reads.empty() ? message.writes.front() : message.reads.front();
+  if (operand.unit >= 0) return operand_bytes(schedule, operand);
+  return schedule.message_numel(message.layer) *
+         static_cast<std::int64_t>(size_of(schedule.buffer(operand).format));
 }
 
 bool copies_to_snapshot(const Schedule& schedule, const Action& action) {

@@ -25,6 +25,9 @@ std::int64_t StepContext::first_element(const Operand& operand) const {
 ProcessGroup& StepContext::group(const Action& action) const {
   return groups_.of(action.lane, action.axes);
 }
+ProcessGroup& StepContext::pair(const Action& message) const {
+  return groups_.pair(message.lane, message.peer);
+}
 
 namespace {
 
@@ -60,6 +63,13 @@ void copy_flat(StepContext& context, const Operand& source, const Operand& targe
   } else {
     stream.copy(to.data, from.data, bytes);
   }
+}
+
+/// The elements of a message; its slot may have room for more.
+TensorView message_view(StepContext& context, const Action& message, const Operand& operand) {
+  const TensorView view = context.view(operand);
+  if (operand.unit >= 0) return view;
+  return view.narrow(0, 0, context.schedule().message_numel(message.layer));
 }
 
 /// Elements of a unit's flat parameters before the operand's.
@@ -163,6 +173,22 @@ void release(StepContext& context, const Action& action, Stream& /*stream*/) {
 
 void reserve(StepContext& context, const Action& action, Stream& /*stream*/) {
   context.layers().reserve_input(action);
+}
+
+void send(StepContext& context, const Action& action, Stream& stream) {
+  const int other = action.peer > context.schedule().pipeline.rank ? 1 : 0;
+  context.pair(action).send(message_view(context, action, action.reads.front()), other, stream);
+}
+
+void receive(StepContext& context, const Action& action, Stream& stream) {
+  const int other = action.peer > context.schedule().pipeline.rank ? 1 : 0;
+  context.pair(action).recv(message_view(context, action, action.writes.front()), other, stream);
+}
+
+void add_tied(StepContext& context, const Action& action, Stream& stream) {
+  context.kernels().add(
+      {.src = context.view(action.reads.front()), .dst = context.view(action.writes.front())},
+      stream);
 }
 
 void norm_partial(StepContext& context, const Action& action, Stream& stream) {

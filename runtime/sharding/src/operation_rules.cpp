@@ -69,16 +69,6 @@ Content summed(ContentWalk& walk, const Action& action, const Operand& operand) 
   return content;
 }
 
-/// Whether a gradient is the sum of all contributions of all ranks.
-void require_complete(ContentWalk& walk, const Content& gradient) {
-  walk.require_that(gradient.partial.empty(), "the gradient of ", walk.unit_name(gradient.unit),
-                    " is still to be summed over ", [&] { return to_string(gradient.partial); });
-  const int all = walk.all_contributions(walk.id_of(gradient));
-  walk.require_that(
-      gradient.begin == 0 && gradient.end == all, "the gradient of ", walk.unit_name(gradient.unit),
-      " is incomplete: it holds ", [&] { return walk.contributions_text(gradient); }, " of ", all);
-}
-
 /// The gradients that a pass of this layer makes, each where the action says. It may add to what
 /// other layers left there for the same sample, and to nothing else: sums of several samples are
 /// for reductions and casts.
@@ -153,9 +143,43 @@ std::size_t input_operands(const Action& action) {
   return Schedule::takes_activation(action.layer) ? 1 : 0;
 }
 
+/// The operand that is a message of this role; a violation if it is not there.
+const Operand* find_message(ContentWalk& walk, const std::vector<Operand>& operands,
+                            BufferKind kind, Role role, std::string_view what) {
+  const Schedule& schedule = walk.schedule();
+  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
+    return schedule.is_of_kind(operand, kind) && schedule.role(operand.buffer) == role;
+  });
+  const bool there = found != operands.end();
+  walk.require_that(there, "must ", what, " a ", to_string(kind), " for a message");
+  return there ? &*found : nullptr;
+}
+
+/// Takes what another pipeline rank has sent: the output of `layer`, or its gradient.
+void take_message(ContentWalk& walk, const Action& action, Role role, int layer) {
+  const Operand* const operand =
+      find_message(walk, action.reads, BufferKind::kReceiveSlot, role, "read from");
+  if (operand == nullptr) return;
+  const Content message = walk.take(*operand);
+  walk.require_that(message.begin == layer && message.end == action.micro_step, "reads ",
+                    walk.name_of(operand->buffer), ", which holds the message of another layer or ",
+                    "micro-step: ", [&] { return walk.message_text(message); });
+}
+
+void write_message(ContentWalk& walk, const Action& action, Role role, int layer) {
+  const Operand* const operand =
+      find_message(walk, action.writes, BufferKind::kSendSlot, role, "write to");
+  if (operand == nullptr) return;
+  walk.require_that(!operand->adds, "adds to ", walk.name_of(operand->buffer));
+  walk.write(*operand, {.role = role, .begin = layer, .end = action.micro_step});
+}
+
 /// Takes the output of the layer before.
 void take_input(ContentWalk& walk, const Action& action) {
   if (input_operands(action) == 0) return;
+  if (walk.schedule().is_sent(action.layer - 1)) {
+    return take_message(walk, action, Role::kActivation, action.layer - 1);
+  }
   const Operand* const operand = find_activation(
       walk, action, action.reads, BufferKind::kActivation, action.layer - 1, "read its input, ");
   if (operand == nullptr) return;
@@ -167,7 +191,7 @@ void take_input(ContentWalk& walk, const Action& action) {
 }
 
 bool is_last(const ContentWalk& walk, const Action& action) {
-  return action.layer == static_cast<int>(walk.schedule().layers.size()) - 1;
+  return walk.schedule().is_last(action.layer);
 }
 
 /// Whether layers before it train, and need the gradient of its input.
@@ -182,6 +206,9 @@ const ScheduleLayer& layer_of(const ContentWalk& walk, const Action& action) {
 /// Writes the gradient of the layer's input, if that is wanted.
 void write_input_gradient(ContentWalk& walk, const Action& action) {
   if (!passes_on(walk, action)) return;
+  if (walk.schedule().is_sent(action.layer - 1)) {
+    return write_message(walk, action, Role::kActivationGradient, action.layer - 1);
+  }
   const Operand* const operand =
       find_activation(walk, action, action.writes, BufferKind::kActivationGradient,
                       action.layer - 1, "write the gradient of its input, ");
@@ -208,6 +235,10 @@ bool take_kept(ContentWalk& walk, const Action& action) {
 
 /// Takes the gradient of the layer's output. False: a violation.
 bool take_output_gradient(ContentWalk& walk, const Action& action) {
+  if (walk.schedule().is_sent(action.layer)) {
+    take_message(walk, action, Role::kActivationGradient, action.layer);
+    return true;
+  }
   const Operand* const operand = find_activation(
       walk, action, action.reads, BufferKind::kActivationGradient, action.layer, "read ");
   if (operand == nullptr) return false;
@@ -231,6 +262,15 @@ void add_losses(ContentWalk& walk, const Action& action) {
 }
 
 }  // namespace
+
+void require_complete(ContentWalk& walk, const Content& gradient) {
+  walk.require_that(gradient.partial.empty(), "the gradient of ", walk.unit_name(gradient.unit),
+                    " is still to be summed over ", [&] { return to_string(gradient.partial); });
+  const int all = walk.all_contributions(walk.id_of(gradient));
+  walk.require_that(
+      gradient.begin == 0 && gradient.end == all, "the gradient of ", walk.unit_name(gradient.unit),
+      " is incomplete: it holds ", [&] { return walk.contributions_text(gradient); }, " of ", all);
+}
 
 void count_tokens(ContentWalk& walk, const Action& action) {
   const Operand* const tokens = scalars(walk, action.writes, BufferKind::kTokens);
@@ -336,13 +376,17 @@ void forward(ContentWalk& walk, const Action& action) {
   const std::size_t parameters =
       walk.read_parameters(action, layer_of(walk, action).forward_reads) + read_batch(walk, action);
   take_input(walk, action);
-  const Operand* const output = find_activation(
-      walk, action, action.writes, BufferKind::kActivation, action.layer, "write its output, ");
-  if (output == nullptr) return;
-  has_operands(walk, action, parameters + input_operands(action), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
-  walk.write(*output, {.role = Role::kActivation, .output = true, .kept = kept});
+  const bool leaves = schedule.is_sent(action.layer);
+  has_operands(walk, action, parameters + input_operands(action), leaves && kept ? 2 : 1);
+  if (leaves) write_message(walk, action, Role::kActivation, action.layer);
+  if (leaves && !kept) return;
+  const Operand* const output =
+      find_activation(walk, action, action.writes, BufferKind::kActivation, action.layer,
+                      leaves ? "keep what its backward reads, " : "write its output, ");
+  if (output == nullptr) return;
+  walk.write(*output, {.role = Role::kActivation, .output = !leaves, .kept = kept});
 }
 
 /// If a backward follows, keeps what that reads; a loss may compute its gradient while its input is
@@ -681,6 +725,7 @@ void norm_partial(ContentWalk& walk, const Action& action) {
       walk.unit_name(gradient.unit), ", sharded over ",
       [&] { return to_string(walk.gradient_axes()); },
       ", or elements count more than once in the norm");
+  walk.require_mirrors_added(walk.id_of(gradient));
   bool& is_normed = walk.is_normed(walk.id_of(gradient));
   walk.require_that(!is_normed, "the norm of ", walk.unit_name(gradient.unit),
                     " has been taken already");
@@ -701,17 +746,22 @@ void results(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, norms == nullptr ? 2 : 3, 1)) return;
   walk.read(*tokens);
   const Content losses = walk.read(*loss);
-  walk.require_that(losses.begin == 0 && losses.end == walk.schedule().micro_steps, "'",
+  const bool has_losses = walk.schedule().is_here(static_cast<int>(walk.schedule().layers.size()) - 1);
+  const int expected = has_losses ? walk.schedule().micro_steps : 0;
+  walk.require_that(losses.begin == 0 && losses.end == expected, "'",
                     to_string(BufferKind::kLoss), "' holds the losses of ", losses.end, " of ",
-                    walk.schedule().micro_steps, " micro-steps");
+                    expected, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
     for (int u = 0; u < static_cast<int>(walk.schedule().units.size()); ++u) {
       const auto flats = walk.schedule().units[static_cast<std::size_t>(u)].flats.size();
       for (int f = 0; f < static_cast<int>(flats); ++f) {
         walk.require_that(
-            !walk.is_trained({u, f}) || walk.is_normed({u, f}), "the norm of ",
-            [&] { return walk.flats_text(u, {f}); }, " has not been taken");
+            !walk.is_trained({u, f}) || walk.is_normed({u, f}),
+            walk.schedule().units[static_cast<std::size_t>(u)].mirrors < 0
+                ? "the norm of "
+                : "the gradient that is to be added to another unit's, of ",
+            [&] { return walk.flats_text(u, {f}); }, ", has not been taken");
       }
     }
   }

@@ -6,6 +6,9 @@
 // The rules of operations: what each does to the contents of buffers. They know no strategy.
 namespace tessera::rules {
 
+/// Requires that a gradient is the sum of all contributions of all ranks.
+void require_complete(ContentWalk& walk, const Content& gradient);
+
 void count_tokens(ContentWalk& walk, const Action& action);
 void all_gather(ContentWalk& walk, const Action& action);
 void reduce_scatter(ContentWalk& walk, const Action& action);
@@ -23,6 +26,9 @@ void cast(ContentWalk& walk, const Action& action);
 void copy(ContentWalk& walk, const Action& action);
 void release(ContentWalk& walk, const Action& action);
 void reserve(ContentWalk& walk, const Action& action);
+void send(ContentWalk& walk, const Action& action);
+void receive(ContentWalk& walk, const Action& action);
+void add_tied(ContentWalk& walk, const Action& action);
 void norm_partial(ContentWalk& walk, const Action& action);
 void results(ContentWalk& walk, const Action& action);
 void optimizer_step(ContentWalk& walk, const Action& action);

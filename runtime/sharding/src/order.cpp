@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -10,10 +11,11 @@
 
 // [Note: order]
 //
-// The compute lane is fixed by the model: forward of every layer, the loss layer's forward and
-// backward in one, backward of the other layers in reverse; once per micro-step. A unit's gradient
-// of a micro-step is written by the layers that share it, one after the other, and added to the
-// sum of the step after the last of them.
+// A micro-step passes forward through the layers of each stage, the last layer's forward and
+// backward in one, and backward through the others in reverse. In which order micro-steps pass
+// through the stages of this pipeline rank, and where messages to and from other ranks stand among
+// these passes, is said by pipeline.h. A unit's gradient of a micro-step is written by the layers
+// that share it, one after the other, and added to the sum of the step after the last of them.
 namespace tessera {
 namespace {
 
@@ -22,6 +24,22 @@ StateOptions whole_state(const Schedule& schedule) {
   StateOptions options = on_device(schedule.state());
   options.placement = {};
   return options;
+}
+
+/// What this pipeline rank does, in its order.
+std::vector<StageEvent> stage_events(const Schedule& schedule) {
+  const PipelineOptions& pipeline = schedule.pipeline;
+  const PipelineShape shape{
+      .ranks = schedule.pipeline_ranks(),
+      .stages = pipeline.stages(),
+      .micro_steps = schedule.micro_steps,
+      .trains = schedule.purpose == Purpose::kTrain,
+      .first_backward_stage = pipeline.stage_of(schedule.first_backward_layer)};
+  std::vector<std::vector<StagePass>> passes;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    passes.push_back(pipeline_passes(pipeline.order, shape, rank));
+  }
+  return with_messages(passes, shape, pipeline.prefetch)[static_cast<std::size_t>(pipeline.rank)];
 }
 
 class Order {
@@ -36,16 +54,23 @@ class Order {
   void run();
 
  private:
-  /// The gradient of a flat parameter in the micro-step at hand.
+  /// The gradient of a flat parameter in a micro-step, to which layers have yet to contribute.
   struct Gradient {
     FlatId flat;
+    int micro_step;
     int buffer;
   };
+  /// A layer and a micro-step.
+  using Place = std::pair<int, int>;
 
   void list_flats();
   void add_sums();
   int add_scalars(BufferKind kind, DType format, std::int64_t numel);
   Operand add_activation(BufferKind kind, int layer, int micro_step);
+  void forward(const StagePass& stage);
+  void backward(const StagePass& stage);
+  void message(const StageEvent& event);
+  Operand add_message(BufferKind kind, Role role, int layer, int micro_step);
   void pass(const Operation& operation, int layer, int micro_step);
   void read_parameters(Action& action, const std::vector<int>& units) const;
   void write_gradients(Action& action);
@@ -68,9 +93,11 @@ class Order {
   PerFlat<int> sums_;                    ///< the buffer of its gradient
   PerFlat<int> writers_;                 ///< the layer whose backward is the last to add to it
   std::vector<Gradient> open_;           ///< in order of first write
-  std::vector<Operand> outputs_;         ///< by layer, of the micro-step at hand
-  Operand output_gradient_;              ///< of the layer whose backward comes next
-  Operand tokens_, losses_, batch_;
+  std::map<Place, Operand> outputs_;     ///< where a layer's forward has left something
+  std::map<Place, Operand> output_gradients_;  ///< of the layer's output
+  std::map<Place, Operand> sent_, sent_back_;  ///< the same two, to be sent
+  std::vector<int> batches_;                   ///< by micro-step
+  Operand tokens_, losses_;
 };
 
 void Order::list_flats() {
@@ -93,7 +120,7 @@ void Order::add_sums() {
     const ScheduleUnit& unit = schedule_.units[static_cast<std::size_t>(u)];
     for (int f = 0; f < static_cast<int>(unit.flats.size()); ++f) {
       const ScheduleFlat& flat = unit.flats[static_cast<std::size_t>(f)];
-      if (!flat.trainable) continue;
+      if (!flat.trainable || !schedule_.is_here(unit)) continue;
       at(sums_, {u, f}) = add_buffer(schedule_, {.name = name_beside(unit, flat, "gradient"),
                                                  .kind = BufferKind::kGradient,
                                                  .role = Role::kGradient,
@@ -131,7 +158,9 @@ void Order::read_parameters(Action& action, const std::vector<int>& units) const
 
 void Order::write_gradients(Action& action) {
   for (const FlatId& id : layer(action.layer).gradients) {
-    const auto known = std::ranges::find(open_, id, &Gradient::flat);
+    const auto known = std::ranges::find_if(open_, [&](const Gradient& gradient) {
+      return gradient.flat == id && gradient.micro_step == action.micro_step;
+    });
     if (known != open_.end()) {
       action.writes.push_back(gradient(known->buffer, id, true));
       continue;
@@ -145,7 +174,7 @@ void Order::write_gradients(Action& action) {
                                .micro_step = action.micro_step,
                                .format = schedule_.reduce_dtype,
                                .numel = flat.numel});
-    open_.push_back({id, buffer});
+    open_.push_back({id, action.micro_step, buffer});
     action.writes.push_back(gradient(buffer, id, false));
   }
 }
@@ -153,7 +182,7 @@ void Order::write_gradients(Action& action) {
 /// Those to which no layer before this one contributes.
 void Order::add_up_gradients(int l, int micro_step) {
   std::erase_if(open_, [&](const Gradient& written) {
-    if (at(writers_, written.flat) != l) return false;
+    if (at(writers_, written.flat) != l || written.micro_step != micro_step) return false;
     const int sum = at(sums_, written.flat);
     schedule_.actions.push_back({.operation = &operations::kCast,
                                  .reads = {gradient(written.buffer, written.flat, false)},
@@ -162,32 +191,62 @@ void Order::add_up_gradients(int l, int micro_step) {
   });
 }
 
+/// A buffer for a message between stages: of a layer's output, or of its gradient.
+Operand Order::add_message(BufferKind kind, Role role, int l, int micro_step) {
+  const int stage = schedule_.pipeline.stage_of(l + 1);
+  return {.buffer = add_buffer(
+              schedule_,
+              {.name = concat(kind == BufferKind::kSendSlot ? "send" : "receive",
+                              role == Role::kActivation ? ".x." : ".d.", layer(l).name, ".m",
+                              micro_step),
+               .kind = kind,
+               .role = role,
+               .micro_step = micro_step,
+               .format = schedule_.parameter_dtype,
+               .numel = schedule_.pipeline.input_numels[static_cast<std::size_t>(stage)]})};
+}
+
 /// A pass through a layer; its operands follow from the parts of its operation, see PassParts.
 void Order::pass(const Operation& operation, int l, int micro_step) {
   const PassParts& parts = operation.parts;
-  const bool last = l == static_cast<int>(schedule_.layers.size()) - 1;
+  const bool last = schedule_.is_last(l);
+  const Place here{l, micro_step}, before{l - 1, micro_step};
   Action action{.operation = &operation, .layer = l, .micro_step = micro_step};
   std::vector<int> units = parts.forward ? layer(l).forward_reads : std::vector<int>();
   for (const int unit : parts.backward ? layer(l).backward_reads : std::vector<int>()) {
     if (std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   read_parameters(action, units);
-  if (layer(l).reads_batch) action.reads.push_back(batch_);
+  if (layer(l).reads_batch) {
+    action.reads.push_back({.buffer = batches_[static_cast<std::size_t>(micro_step)]});
+  }
   if (!parts.forward) {
-    action.reads.push_back(outputs_[static_cast<std::size_t>(l)]);
-    if (parts.backward && !last) action.reads.push_back(output_gradient_);
+    action.reads.push_back(outputs_.at(here));
+    if (parts.backward && !last) action.reads.push_back(output_gradients_.at(here));
   } else if (Schedule::takes_activation(l)) {
-    action.reads.push_back(outputs_.back());
+    action.reads.push_back(outputs_.at(before));
   }
   if (last && trains_) action.reads.push_back(tokens_);
   if (parts.gradients) write_gradients(action);
   if (parts.backward && l > schedule_.first_backward_layer) {
-    output_gradient_ = add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
-    action.writes.push_back(output_gradient_);
+    const bool leaves = schedule_.is_sent(l - 1);
+    Operand& gradient = (leaves ? sent_back_ : output_gradients_)[before];
+    gradient = leaves ? add_message(BufferKind::kSendSlot, Role::kActivationGradient, l - 1,
+                                    micro_step)
+                      : add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
+    action.writes.push_back(gradient);
   }
-  if (parts.forward && !parts.backward && (!last || trains_)) {
-    outputs_.push_back(add_activation(BufferKind::kActivation, l, micro_step));
-    action.writes.push_back(outputs_.back());
+  if (parts.forward && !parts.backward) {
+    const bool leaves = schedule_.is_sent(l);
+    const bool is_kept = trains_ && l >= schedule_.first_backward_layer;
+    if (is_kept || (!last && !leaves)) {
+      outputs_[here] = add_activation(BufferKind::kActivation, l, micro_step);
+      action.writes.push_back(outputs_[here]);
+    }
+    if (leaves) {
+      sent_[here] = add_message(BufferKind::kSendSlot, Role::kActivation, l, micro_step);
+      action.writes.push_back(sent_[here]);
+    }
   }
   if (parts.losses) {
     action.writes.push_back(losses_);
@@ -195,6 +254,54 @@ void Order::pass(const Operation& operation, int l, int micro_step) {
   }
   schedule_.actions.push_back(std::move(action));
   if (parts.gradients) add_up_gradients(l, micro_step);
+}
+
+void Order::forward(const StagePass& pass_of) {
+  const LayerRange range = schedule_.layers_of(pass_of.stage);
+  for (int l = range.begin; l < range.end; ++l) {
+    const bool loss_in_one = trains_ && !layer(l).splits_backward;
+    pass(!schedule_.is_last(l) ? operations::kForward
+         : loss_in_one         ? operations::kLoss
+                               : operations::kForwardLoss,
+         l, pass_of.micro_step);
+  }
+}
+
+void Order::backward(const StagePass& pass_of) {
+  const LayerRange range = schedule_.layers_of(pass_of.stage);
+  for (int l = range.end - 1; l >= std::max(range.begin, schedule_.first_backward_layer); --l) {
+    const bool splits = layer(l).splits_backward;
+    if (schedule_.is_last(l)) {
+      if (splits) pass(operations::kLossBackward, l, pass_of.micro_step);
+      continue;
+    }
+    const bool in_one = !splits || layer(l).gradients.empty();
+    pass(in_one ? operations::kBackward : operations::kBackwardInput, l, pass_of.micro_step);
+    if (!in_one) pass(operations::kBackwardWeight, l, pass_of.micro_step);
+  }
+}
+
+void Order::message(const StageEvent& event) {
+  const StagePass& made = event.pass;
+  const LayerRange range = schedule_.layers_of(made.stage);
+  const int l = made.backward ? range.begin - 1 : range.end - 1;
+  const Place place{l, made.micro_step};
+  const Role role = made.backward ? Role::kActivationGradient : Role::kActivation;
+  const bool sends = event.kind == StageEvent::Kind::kSend;
+  Action action{.operation = sends ? &operations::kSend : &operations::kReceive,
+                .lane = made.backward ? Lane::kSendBack : Lane::kSend,
+                .layer = l,
+                .micro_step = made.micro_step,
+                .peer = event.peer};
+  if (sends) {
+    action.reads.push_back((made.backward ? sent_back_ : sent_).at(place));
+  } else {
+    Operand& there = (made.backward ? output_gradients_ : outputs_)[place];
+    there = add_message(BufferKind::kReceiveSlot, role, l, made.micro_step);
+    action.lane = opposite(action.lane);
+    action.writes.push_back(there);
+  }
+  schedule_.actions.push_back(std::move(action));
 }
 
 void Order::run() {
@@ -208,26 +315,20 @@ void Order::run() {
   schedule_.actions.push_back({.operation = &operations::kCountTokens,
                                .lane = Lane::kReduce,
                                .writes = {tokens_, losses_}});
-  std::vector<int> batches;
   for (int m = 0; m < schedule_.micro_steps; ++m) {
-    batches.push_back(add_buffer(schedule_, {.name = concat("batch.m", m),
-                                             .kind = BufferKind::kBatch,
-                                             .role = Role::kBatch,
-                                             .micro_step = m,
-                                             .format = DType::kUInt8}));
+    batches_.push_back(add_buffer(schedule_, {.name = concat("batch.m", m),
+                                              .kind = BufferKind::kBatch,
+                                              .role = Role::kBatch,
+                                              .micro_step = m,
+                                              .format = DType::kUInt8}));
   }
-  const int last = static_cast<int>(schedule_.layers.size()) - 1;
-  for (int m = 0; m < schedule_.micro_steps; ++m) {
-    outputs_.clear();
-    batch_.buffer = batches[static_cast<std::size_t>(m)];
-    for (int l = 0; l < last; ++l) pass(operations::kForward, l, m);
-    const bool loss_in_one = trains_ && !layer(last).splits_backward;
-    pass(loss_in_one ? operations::kLoss : operations::kForwardLoss, last, m);
-    if (trains_ && !loss_in_one) pass(operations::kLossBackward, last, m);
-    for (int l = last - 1; trains_ && l >= schedule_.first_backward_layer; --l) {
-      const bool in_one = !layer(l).splits_backward || layer(l).gradients.empty();
-      pass(in_one ? operations::kBackward : operations::kBackwardInput, l, m);
-      if (!in_one) pass(operations::kBackwardWeight, l, m);
+  for (const StageEvent& event : stage_events(schedule_)) {
+    if (event.kind != StageEvent::Kind::kPass) {
+      message(event);
+    } else if (event.pass.backward) {
+      backward(event.pass);
+    } else {
+      forward(event.pass);
     }
   }
   schedule_.actions.push_back({.operation = &operations::kResults,

@@ -184,6 +184,8 @@ class Parser {
     if (key == "unit") {
       ScheduleUnit unit;
       unit.name = define(units_, line);
+      if (line.accept("rank")) unit.rank = line.number("a pipeline rank");
+      if (line.accept("mirrors")) unit.mirrors = find(units_, "unit", line);
       schedule_.units.push_back(std::move(unit));
     } else if (key == "flat") {
       parse_flat(line);
@@ -312,6 +314,14 @@ class Parser {
       action.layer = find(layers_, "layer", line);
       action.micro_step = parse_numbered('m', line.take("a micro-step"));
     }
+    if (action.operation->is_message) {
+      if (!line.accept("-")) {
+        action.layer = find(layers_, "layer", line);
+        action.micro_step = parse_numbered('m', line.take("a micro-step"));
+      }
+      if (!line.accept("to")) line.expect("from");
+      action.peer = line.number("a pipeline rank");
+    }
     if (line.accept("over")) action.axes = parse_axes(line.take("axes"));
     while (!line.accept("->")) action.reads.push_back(parse_operand(line.take("'->'")));
     std::vector<int>* waits = nullptr;
@@ -359,7 +369,11 @@ class Parser {
     std::int64_t ranks = 1;
     bool fits = true;
     for (const AxisRow& row : kAxisTable) {
-      line.expect(row.name);
+      if (is_always_written(row)) {
+        line.expect(row.name);
+      } else if (!line.accept(row.name)) {
+        continue;
+      }
       mesh.set_size(row.axis, line.number(concat("the size of axis ", row.name)));
       ranks *= std::max(mesh.size(row.axis), 1);
       fits = fits && ranks <= std::numeric_limits<int>::max();

@@ -50,8 +50,10 @@ inline bool is_written_gradient(const ScheduleBuffer& buffer) {
 std::string name_beside(const ScheduleUnit& unit, const ScheduleFlat& flat,
                         const std::string& what);
 
-/// By unit: whether it is among the share of the units with something to train, the last ones.
-std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share);
+/// By unit: whether it is among the share of the pipeline rank's units with something to train, the
+/// last ones.
+std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share,
+                                     int rank);
 
 /// Whether any unit has frozen parameters, quantised or not.
 bool has_frozen(const std::vector<ScheduleUnit>& units);

@@ -21,7 +21,7 @@ int micro_step_of(const Schedule& schedule, const Action& action) {
 
 void PlaceUpdates::list_flats() {
   const std::vector<bool> on_host =
-      last_trained_units(schedule_.units, schedule_.offload_gradients);
+      last_trained_units(schedule_.units, schedule_.offload_gradients, schedule_.pipeline.rank);
   for (std::size_t u = 0; u < flats_.size(); ++u) {
     for (FlatPlace& flat : flats_[u]) flat.keeps_gradient_on_host = on_host[u];
   }
@@ -257,6 +257,31 @@ void PlaceUpdates::step(Action action) {
   actions_.push_back(std::move(action));
 }
 
+/// Updated parameters that are sent from the device, and are kept elsewhere: a copy.
+void PlaceUpdates::bring_message(Operand& sent) {
+  const ScheduleBuffer home = schedule_.buffer(sent);
+  if (!is_flat_parameter(home) || home.tier == Tier::kDevice) return;
+  const FlatId id = id_of(schedule_, sent);
+  const auto add = [&](Tier tier) {
+    return part(add_buffer(schedule_, {.name = name_for(id, "sent"),
+                                       .kind = BufferKind::kUpdateSlot,
+                                       .role = Role::kParameter,
+                                       .format = home.format,
+                                       .sharded = home.sharded,
+                                       .numel = home.numel,
+                                       .tier = tier}),
+                id, home.sharded);
+  };
+  Operand from = part(sent.buffer, id, home.sharded);
+  if (home.tier == Tier::kDisk) {
+    const Operand staging = add(Tier::kHost);
+    copy(Lane::kDiskIn, {from}, staging);
+    from = staging;
+  }
+  sent = add(Tier::kDevice);
+  copy(Lane::kCopyIn, {from}, sent);
+}
+
 void PlaceUpdates::begin() {
   list_flats();
   add_host_gradients();
@@ -270,6 +295,7 @@ void PlaceUpdates::place(Action action, std::size_t index) {
     if (at(id_of(schedule_, action.writes.front())).is_updated_on_host) return;
   }
   if (action.operation == &operations::kOptimizerStep) return step(std::move(action));
+  if (action.operation == &operations::kSend) bring_message(action.reads.front());
   if (sum_of(action)) return use_sum(std::move(action), index);
   if (action.operation == &operations::kNormPartial) {
     const FlatId id = id_of(schedule_, action.reads.front());

@@ -54,6 +54,7 @@ class PlaceUpdates {
   std::vector<int> read_state(const FlatId& id);
   void write_state(const FlatId& id, const std::vector<int>& held);
   void gather_updated(const FlatId& id, int from);
+  void bring_message(Operand& sent);
   std::optional<FlatId> sum_of(const Action& action) const;
   FlatPlace& at(const FlatId& id) {
     return flats_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];

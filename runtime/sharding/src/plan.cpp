@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "pass_tools.h"
@@ -19,7 +22,18 @@ void append_unique(std::vector<int>& list, int value) {
   if (std::ranges::find(list, value) == list.end()) list.push_back(value);
 }
 
-std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout, bool split_backward) {
+/// The unit from which a layer reads a parameter: of a mirror the unit itself, where one pipeline
+/// rank has both.
+int read_unit(const std::vector<ScheduleUnit>& units, int unit) {
+  const ScheduleUnit& given = units[static_cast<std::size_t>(unit)];
+  const bool reads_home = given.mirrors >= 0 &&
+                          units[static_cast<std::size_t>(given.mirrors)].rank == given.rank;
+  return reads_home ? given.mirrors : unit;
+}
+
+std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout,
+                                           const std::vector<ScheduleUnit>& units,
+                                           bool split_backward) {
   std::vector<ScheduleLayer> layers;
   for (const LayerLayout& in : layout.layers) {
     ScheduleLayer out{.name = in.name,
@@ -28,8 +42,9 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout, bool split
                       .gradients = {},
                       .reads_batch = in.reads_batch};
     for (const ParameterAddress& address : in.parameters) {
-      append_unique(out.forward_reads, address.unit);
-      if (in.backward_reads_parameters) append_unique(out.backward_reads, address.unit);
+      const int unit = read_unit(units, address.unit);
+      append_unique(out.forward_reads, unit);
+      if (in.backward_reads_parameters) append_unique(out.backward_reads, unit);
       const FlatId id{address.unit, address.flat};
       const bool is_new = std::ranges::find(out.gradients, id) == out.gradients.end();
       if (layout.flat_of(address).trainable && is_new) out.gradients.push_back(id);
@@ -38,6 +53,18 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout, bool split
     layers.push_back(std::move(out));
   }
   return layers;
+}
+
+/// Unit, flat parameter and index of tensors to which mirrors contribute.
+std::set<std::tuple<int, std::string, int>> tied_tensors(const ModelLayout& layout) {
+  std::set<std::tuple<int, std::string, int>> tied;
+  for (const LayerLayout& layer : layout.layers) {
+    for (const ParameterAddress& a : layer.parameters) {
+      const Unit& unit = layout.units[static_cast<std::size_t>(a.unit)];
+      if (unit.mirrors >= 0) tied.insert({unit.mirrors, layout.flat_of(a).name, a.tensor});
+    }
+  }
+  return tied;
 }
 
 /// Groups the tensors of each trainable flat parameter by the layers that contribute to their
@@ -54,19 +81,54 @@ void list_parts(Schedule& schedule, const ModelLayout& layout) {
       if (of_tensor.empty() || of_tensor.back() != l) of_tensor.push_back(l);
     }
   }
+  const std::set<std::tuple<int, std::string, int>> tied = tied_tensors(layout);
   for (const auto& [id, of_flat] : writers) {
     ScheduleFlat& flat =
         schedule.units[static_cast<std::size_t>(id.unit)].flats[static_cast<std::size_t>(id.flat)];
+    std::vector<bool> is_apart;  // by part: mirrors contribute as well
     for (std::size_t t = 0; t < of_flat.size(); ++t) {
-      const auto same = std::ranges::find(flat.parts, of_flat[t], &GradientPart::layers);
-      if (same != flat.parts.end()) {
-        ++same->tensors;
+      if (of_flat[t].empty()) continue;  // of a mirror: what its layer is not tied to
+      const bool is_tied = tied.contains({id.unit, flat.name, static_cast<int>(t)});
+      std::size_t same = 0;
+      while (same < is_apart.size() &&
+             (is_apart[same] != is_tied || flat.parts[same].layers != of_flat[t])) {
+        ++same;
+      }
+      if (same < is_apart.size()) {
+        ++flat.parts[same].tensors;
         continue;
       }
+      is_apart.push_back(is_tied);
       const ParameterAddress first{id.unit, id.flat, static_cast<int>(t)};
       flat.parts.push_back({.name = layout.tensor_of(first).spec.name, .layers = of_flat[t]});
     }
   }
+}
+
+/// Whether the stages are layers, and pipeline ranks have them.
+void check_pipeline(const ModelLayout& layout, const PlanOptions& options) {
+  const PipelineOptions& pipeline = options.pipeline;
+  const int ranks = options.mesh.size(Axis::kPipeline);
+  const auto layers = static_cast<int>(layout.layers.size());
+  require(pipeline.stages() <= layers, ErrorCode::kConfig, "a pipeline of ", pipeline.stages(),
+          " stages needs as many layers, and the model has ", layers,
+          " (the embedding and the head count); use ", layers, " stages or fewer");
+  require(pipeline.stages() % ranks == 0, ErrorCode::kConfig, pipeline.stages(),
+          " stages cannot be spread evenly over ", ranks, " pipeline ranks");
+  require(pipeline.rank >= 0 && pipeline.rank < ranks, ErrorCode::kInvalidArgument,
+          "there is no pipeline rank ", pipeline.rank, " of ", ranks);
+  require(pipeline.prefetch >= 0, ErrorCode::kConfig, "prefetch depths must be 0 or more");
+  if (ranks == 1) return;
+  const std::vector<int>& first = pipeline.first_layers;
+  require(first.front() == 0 && first.back() < layers &&
+              std::ranges::adjacent_find(first, std::greater_equal()) == first.end(),
+          ErrorCode::kConfig,
+          "stages begin with layers in ascending order, the first one with layer 0, the last one "
+          "before layer ",
+          layers);
+  require(pipeline.input_numels.size() == first.size(), ErrorCode::kInvalidArgument,
+          "the sizes of ", pipeline.input_numels.size(), " stages' inputs are given, and there are ",
+          first.size(), " stages; stage_input_numels() makes them");
 }
 
 /// Whether layers' inputs can wait on the host.
@@ -92,6 +154,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
   require(options.policy.prefetch_host >= 0 && options.policy.prefetch_disk >= 0,
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
   check_inputs(layout, options);
+  check_pipeline(layout, options);
   Schedule schedule;
   static_cast<PlanOptions&>(schedule) = options;
   schedule.placement = ShardNesting(options.mesh, options.placement).placement();
@@ -107,8 +170,8 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
               " parts; make the layout for flat_parts() of the mesh");
     }
   }
-  schedule.units = schedule_units(layout, options.parameter_dtype);
-  schedule.layers = schedule_layers(layout, options.policy.split_backward);
+  schedule.units = schedule_units(layout, options.state());
+  schedule.layers = schedule_layers(layout, schedule.units, options.policy.split_backward);
   list_parts(schedule, layout);
   const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;
   require(passes <= kMaxPasses, ErrorCode::kConfig, schedule.layers.size(), " layers in each of ",

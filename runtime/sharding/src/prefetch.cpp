@@ -64,11 +64,31 @@ struct WaitingInput {
   std::vector<Action> come_back{};
 };
 
+/// By pass, the number of its burst: of passes between which some micro-step has passed forward and
+/// not yet backward. Without a pipeline a micro-step is one.
+std::vector<int> bursts_of(const std::vector<Action>& passes) {
+  std::map<int, int> last;  // by micro-step: its last pass
+  for (int p = 0; p < static_cast<int>(passes.size()); ++p) {
+    last[passes[static_cast<std::size_t>(p)].micro_step] = p;
+  }
+  std::vector<int> bursts;
+  int end = -1;  // of the burst at hand
+  int number = -1;
+  for (int p = 0; p < static_cast<int>(passes.size()); ++p) {
+    const int micro_step = passes[static_cast<std::size_t>(p)].micro_step;
+    if (p > end) ++number;
+    end = std::max(end, last[micro_step]);
+    bursts.push_back(number);
+  }
+  return bursts;
+}
+
 class Residencies {
  public:
   Residencies(const Schedule& schedule, Ring ring, const std::vector<Action>& passes)
       : passes_(passes),
         keeps_(!schedule.reshard_after_forward && !ring.is_decoded()),
+        bursts_(bursts_of(passes)),
         forward_(ring.is_decoded() ? 0 : schedule.policy.prefetch_forward),
         backward_(ring.is_decoded() ? 0 : schedule.policy.prefetch_backward) {}
 
@@ -87,6 +107,7 @@ class Residencies {
 
   const std::vector<Action>& passes_;
   const bool keeps_;
+  const std::vector<int> bursts_;  ///< by pass
   const int forward_, backward_;
   std::vector<Residency> all_;         ///< by first use
   std::map<Piece, std::size_t> open_;  ///< the one of its last use
@@ -95,7 +116,8 @@ class Residencies {
 /// What nothing cuts is here because it comes from the host: it is not kept, to save memory.
 bool Residencies::is_kept(const Residency& residency, int next) const {
   if (next - residency.last <= 2) return true;  // at most one pass in between: as good as kept
-  return keeps_ && residency.is_cut && micro_step(residency.last) == micro_step(next);
+  return keeps_ && residency.is_cut && bursts_[static_cast<std::size_t>(residency.last)] ==
+                                           bursts_[static_cast<std::size_t>(next)];
 }
 
 void Residencies::add(Residency use) {
@@ -190,6 +212,10 @@ void Prefetch::take_apart() {
     if (operation->is_pass) {
       passes_.push_back(std::move(action));
       around_.emplace_back();
+      continue;
+    }
+    if (operation->is_message) {
+      (passes_.empty() ? before_ : around_.back().rest).push_back(std::move(action));
       continue;
     }
     const ScheduleBuffer& target = schedule_.buffer(action.writes.front());

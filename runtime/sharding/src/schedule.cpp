@@ -23,6 +23,14 @@ std::string_view to_string(Lane lane) {
       return "disk-in";
     case Lane::kDiskOut:
       return "disk-out";
+    case Lane::kSend:
+      return "send";
+    case Lane::kReceive:
+      return "receive";
+    case Lane::kSendBack:
+      return "send-back";
+    case Lane::kReceiveBack:
+      return "receive-back";
   }
   return "unknown";
 }
@@ -93,6 +101,10 @@ std::string_view to_string(BufferKind kind) {
       return "sum-slot";
     case BufferKind::kStateSlot:
       return "state-slot";
+    case BufferKind::kSendSlot:
+      return "send-slot";
+    case BufferKind::kReceiveSlot:
+      return "receive-slot";
   }
   return "unknown";
 }

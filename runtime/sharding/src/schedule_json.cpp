@@ -43,6 +43,13 @@ Json action_of(const Schedule& schedule, const Action& action) {
     json["layer"] = schedule.layers[static_cast<std::size_t>(action.layer)].name;
     json["micro_step"] = action.micro_step;
   }
+  if (action.operation->is_message) {
+    if (action.layer >= 0) {
+      json["layer"] = schedule.layers[static_cast<std::size_t>(action.layer)].name;
+      json["micro_step"] = action.micro_step;
+    }
+    json[action.writes.empty() ? "to" : "from"] = action.peer;
+  }
   if (!action.axes.empty()) json["over"] = to_string(action.axes);
   json["reads"] = operands_of(schedule, action.reads);
   json["writes"] = operands_of(schedule, action.writes);
@@ -91,7 +98,9 @@ std::string to_text(const Json& json) {
                                  : std::string();
   std::string mesh;
   for (const AxisRow& row : kAxisTable) {
-    mesh += concat(' ', row.name, ' ', plain(json.at("mesh").at(std::string(row.name))));
+    const std::string name(row.name);
+    if (!is_always_written(row) && !json.at("mesh").contains(name)) continue;
+    mesh += concat(' ', name, ' ', plain(json.at("mesh").at(name)));
   }
   text += concat("purpose ", plain(json.at("purpose")), "\nmesh", mesh, "\nparameter over ",
                  plain(placement.at("parameter")), " in ", plain(json.at("parameter_dtype")),
@@ -105,7 +114,12 @@ std::string to_text(const Json& json) {
     text += concat("policy ", plain(Json(name)), ' ', plain(words), '\n');
   }
   add_lines(text, json, "units",
-            [&](const Json& unit) { return concat("unit ", word(unit.at("name"))); });
+            [&](const Json& unit) {
+              std::string line = concat("unit ", word(unit.at("name")));
+              if (unit.contains("rank")) line += concat(" rank ", plain(unit.at("rank")));
+              if (unit.contains("mirrors")) line += concat(" mirrors ", word(unit.at("mirrors")));
+              return line;
+            });
   for (const Json& unit : json.at("units")) {
     add_lines(text, unit, "flats", [&](const Json& flat) {
       const std::string decoded = flat.contains("decoded_numel")
@@ -161,6 +175,10 @@ std::string to_text(const Json& json) {
     if (action.contains("layer")) {
       line += concat(' ', word(action.at("layer")), " m", plain(action.at("micro_step")));
     }
+    for (const char* const peer : {"to", "from"}) {
+      if (!action.contains(peer)) continue;
+      line += concat(action.contains("layer") ? " " : " - ", peer, ' ', plain(action.at(peer)));
+    }
     if (action.contains("over")) line += concat(" over ", plain(action.at("over")));
     line += concat(' ', plain(action.at("reads")), " -> ", plain(action.at("writes")));
     for (const char* const waits : {"after", "previous"}) {
@@ -190,6 +208,10 @@ Json to_json(const Schedule& schedule) {
       }
     }
     units.push_back({{"name", unit.name}, {"flats", flats}});
+    if (schedule.pipeline_ranks() > 1) units.back()["rank"] = unit.rank;
+    if (unit.mirrors >= 0) {
+      units.back()["mirrors"] = schedule.units[static_cast<std::size_t>(unit.mirrors)].name;
+    }
   }
   Json layers = Json::array();
   for (const ScheduleLayer& layer : schedule.layers) {
@@ -224,7 +246,10 @@ Json to_json(const Schedule& schedule) {
   Json actions = Json::array();
   for (const Action& action : schedule.actions) actions.push_back(action_of(schedule, action));
   Json mesh = Json::object();
-  for (const AxisRow& row : kAxisTable) mesh[std::string(row.name)] = schedule.mesh.size(row.axis);
+  for (const AxisRow& row : kAxisTable) {
+    const int size = schedule.mesh.size(row.axis);
+    if (is_always_written(row) || size > 1) mesh[std::string(row.name)] = size;
+  }
   Json placement{{"parameter", to_string(schedule.placement.parameter)},
                  {"gradient", to_string(schedule.placement.gradient)},
                  {"optimizer", to_string(schedule.placement.optimizer)}};

@@ -84,19 +84,23 @@ void read_tensors(PlanOptions& options, PolicyWords words) {
   }
 }
 
-std::string write_inputs(const PlanOptions& options) {
-  std::string text;
-  for (const std::int64_t numel : options.offload_activations) {
-    text += concat(text.empty() ? "" : " ", numel);
-  }
-  return text;
-}
-
-void read_inputs(PlanOptions& options, PolicyWords words) {
-  options.offload_activations.clear();
-  for (const std::string_view word : words) {
-    options.offload_activations.push_back(read_number<std::int64_t>(word));
-  }
+/// A list of numbers, which is left out where it is empty.
+template <typename Number, typename Get>
+PolicyRow numbers(std::string_view name, Get get) {
+  return {name,
+          [get](const PlanOptions& options) {
+            std::string text;
+            for (const Number number : get(const_cast<PlanOptions&>(options))) {  // NOLINT: reads
+              text += concat(text.empty() ? "" : " ", number);
+            }
+            return text;
+          },
+          [get](PlanOptions& options, PolicyWords words) {
+            std::vector<Number>& list = get(options);
+            list.clear();
+            for (const std::string_view word : words) list.push_back(read_number<Number>(word));
+          },
+          false};
 }
 
 }  // namespace
@@ -122,7 +126,27 @@ std::span<const PolicyRow> policy_rows() {
       share("offload_gradients", &PlanOptions::offload_gradients),
       share("disk_optimizer", &PlanOptions::disk_optimizer),
       share("disk_parameters", &PlanOptions::disk_parameters),
-      {"offload_activations", write_inputs, read_inputs, false}};
+      numbers<std::int64_t>("offload_activations",
+                            [](PlanOptions& o) -> auto& { return o.offload_activations; }),
+      {"pipeline_rank", [](const PlanOptions& o) { return concat(o.pipeline.rank); },
+       [](PlanOptions& o, PolicyWords words) {
+         o.pipeline.rank = read_number<int>(only(words));
+       },
+       false},
+      {"pipeline_schedule",
+       [](const PlanOptions& o) { return std::string(to_string(o.pipeline.order)); },
+       [](PlanOptions& o, PolicyWords words) {
+         o.pipeline.order = parse_pipeline_order(only(words));
+       },
+       false},
+      {"pipeline_prefetch", [](const PlanOptions& o) { return concat(o.pipeline.prefetch); },
+       [](PlanOptions& o, PolicyWords words) {
+         o.pipeline.prefetch = read_number<int>(only(words));
+       },
+       false},
+      numbers<int>("pipeline_stages", [](PlanOptions& o) -> auto& { return o.pipeline.first_layers; }),
+      numbers<std::int64_t>("pipeline_inputs",
+                            [](PlanOptions& o) -> auto& { return o.pipeline.input_numels; })};
   return rows;
 }
 

@@ -76,7 +76,10 @@ void write_units(std::ostream& out, const Schedule& schedule) {
   std::vector<Row> units{{"# unit", "name"}};
   std::vector<Row> flats{{"# flat", "unit", "name", "format", "numel", "", "decoded"}};
   for (const ScheduleUnit& unit : schedule.units) {
-    units.push_back({"unit", quote_name(unit.name)});
+    Row row{"unit", quote_name(unit.name)};
+    if (schedule.pipeline_ranks() > 1) row.push_back(concat("rank ", unit.rank));
+    if (unit.mirrors >= 0) row.push_back("mirrors " + name_of(schedule.units, unit.mirrors));
+    units.push_back(std::move(row));
     for (const ScheduleFlat& flat : unit.flats) {
       flats.push_back({"flat", quote_name(unit.name), quote_name(flat.name),
                        std::string(to_string(flat.format)), concat(flat.numel),
@@ -217,11 +220,17 @@ std::string operand_list(const Schedule& schedule, const Action& action) {
   return text;
 }
 
-/// "h.3 m0", "over shard", or nothing.
+/// "h.3 m0", "over shard", of a message "h.3 m0 to 1" or "- from 3", or nothing.
 std::string scope_of(const Schedule& schedule, const Action& action) {
   std::string text;
   if (action.operation != nullptr && action.operation->is_pass) {
     text = concat(name_of(schedule.layers, action.layer), " m", action.micro_step);
+  }
+  if (action.operation != nullptr && action.operation->is_message) {
+    text = action.layer < 0
+               ? std::string("-")
+               : concat(name_of(schedule.layers, action.layer), " m", action.micro_step);
+    text += concat(action.writes.empty() ? " to " : " from ", action.peer);
   }
   if (!action.axes.empty()) text += (text.empty() ? "over " : " over ") + to_string(action.axes);
   return text;

@@ -49,6 +49,17 @@ struct GradientRoute {
   }
 };
 
+/// Whether an action reads or brings a gradient that has all its contributions.
+bool is_on_complete_gradients(const Schedule& schedule, const Action& action) {
+  const auto of_gradient = [&](const Operand& operand) {
+    return schedule.role(operand.buffer) == Role::kGradient;
+  };
+  if (action.operation == &operations::kSend) return of_gradient(action.reads.front());
+  if (action.operation == &operations::kReceive) return of_gradient(action.writes.front());
+  return action.operation == &operations::kNormPartial ||
+         action.operation == &operations::kAddTied;
+}
+
 class Sharding {
  public:
   explicit Sharding(Schedule& schedule)
@@ -63,13 +74,15 @@ class Sharding {
   void pass(Action action);
   Operand unshard(const std::vector<Operand>& flats, const Action& pass);
   void reduce(const Action& cast);
-  void finish(Action norm);
+  void finish(const Operand& gradient);
+  void finish_all(Action action);
   void step(Action action);
 
   Schedule& schedule_;
   const ShardNesting nesting_;
   const GradientRoute route_;
   std::vector<Action> actions_;
+  std::vector<int> finished_;  ///< gradient buffers
 };
 
 void Sharding::cut_buffers() {
@@ -176,9 +189,10 @@ void Sharding::reduce(const Action& cast) {
                       .axes = route_.sent_axes});
 }
 
-/// What remains to be reduced once per step, and this rank's share of the norm.
-void Sharding::finish(Action norm) {
-  Operand& gradient = norm.reads.front();
+/// What remains to be reduced once per step.
+void Sharding::finish(const Operand& gradient) {
+  if (std::ranges::find(finished_, gradient.buffer) != finished_.end()) return;
+  finished_.push_back(gradient.buffer);
   const AxisSet all = route_.all_axes, optimizer = route_.optimizer_axes;
   const AxisSet replicas = all - optimizer;
   const auto collective = [&](const Operation& operation, AxisSet axes, AxisSet from, AxisSet to) {
@@ -210,8 +224,24 @@ void Sharding::finish(Action norm) {
     collective(kReduceScatter, optimizer, {}, optimizer);
     collective(kAllReduce, replicas, optimizer, optimizer);
   }
-  gradient.sharded = all;
-  actions_.push_back(std::move(norm));
+}
+
+/// An action on gradients that are complete. Of what ranks keep, each reads its part for the
+/// optimizer; of the norm, its share.
+void Sharding::finish_all(Action action) {
+  const bool is_norm = action.operation == &operations::kNormPartial;
+  for (std::vector<Operand>* const operands : {&action.reads, &action.writes}) {
+    for (Operand& operand : *operands) {
+      ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(operand.buffer)];
+      if (buffer.role != Role::kGradient) continue;
+      if (buffer.kind == BufferKind::kGradient) finish(operand);
+      operand.sharded = is_norm ? route_.all_axes : route_.optimizer_axes;
+      if (action.operation == &operations::kReceive) {
+        buffer.numel /= schedule_.mesh.size(operand.sharded);
+      }
+    }
+  }
+  actions_.push_back(std::move(action));
 }
 
 /// Each rank updates its part of a unit; ranks that keep more of the parameters gather it.
@@ -242,8 +272,8 @@ void Sharding::run() {
       pass(std::move(action));
     } else if (action.operation == &operations::kCast) {
       reduce(action);
-    } else if (action.operation == &operations::kNormPartial) {
-      finish(std::move(action));
+    } else if (is_on_complete_gradients(schedule_, action)) {
+      finish_all(std::move(action));
     } else if (action.operation == &operations::kOptimizerStep) {
       step(std::move(action));
     } else {

@@ -158,7 +158,9 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
     simulated.push_back({program.schedule, own.get(), program.predicts});
     schedules.push_back(program.schedule);
   }
-  RankGroups groups = RankGroups::simulated(0, schedules);
+  const Mesh& mesh = state_options.mesh;
+  const int rank = state_options.pipeline.rank * (mesh.world_size() / mesh.size(Axis::kPipeline));
+  RankGroups groups = RankGroups::simulated(rank, schedules);
   ExecutorOptions traced = options;
   traced.before_task = nullptr;
   traced.trace = true;
@@ -174,7 +176,7 @@ Simulation simulate(std::span<const Program> programs, const ModelLayout& layout
     attention_kernels = &given;
   }
   traced.layer_kernels = &kernels;
-  TrainingState state(layout, state_options, 0, memory);
+  TrainingState state(layout, state_options, rank, memory);
   MemoryWalk walk(schedules, memory);
   traced.before_action = [&](int, std::int64_t, const Action& action) { walk.begin(action); };
   Executor executor(state, model, simulated, groups, memory, traced);

@@ -22,7 +22,7 @@
 //    A gradient that is sent occupies its slot until `depth` others have begun after its last
 //    write.
 // 3. Other contents have the slots of a ring in turn, one in use and `depth` ahead, each as large
-//    as the largest of them.
+//    as the largest of them. Messages between pipeline ranks have no more slots than messages.
 namespace tessera {
 namespace {
 
@@ -95,6 +95,13 @@ std::string slot_name(const RingKey& ring, std::size_t index, DType parameter_dt
       return concat("update", other, index, host);
     case BufferKind::kSumSlot:
       return concat("sum", index);
+    case BufferKind::kSendSlot:
+    case BufferKind::kReceiveSlot:
+      return concat(ring.kind == BufferKind::kSendSlot ? "send" : "receive",
+                    ring.role == Role::kActivation           ? ".x"
+                    : ring.role == Role::kActivationGradient ? ".d"
+                                                             : ".tied",
+                    index);
     case BufferKind::kStateSlot: {
       const std::string_view what =
           ring.role == Role::kOptimizer ? ring.tensor : to_string(ring.role);
@@ -227,11 +234,18 @@ void Slots::take_turns(const RingKey& ring, const std::vector<Occupation>& conte
                        ring.kind == BufferKind::kStateSlot ||
                        (ring.kind == BufferKind::kUpdateSlot && ring.tier == Tier::kHost);
   const StepPolicy& policy = schedule_.policy;
-  const int depth = of_disk ? policy.prefetch_disk : policy.prefetch_host;
+  const bool is_message =
+      ring.kind == BufferKind::kSendSlot || ring.kind == BufferKind::kReceiveSlot;
+  const int depth = is_message ? schedule_.pipeline.prefetch
+                    : of_disk  ? policy.prefetch_disk
+                               : policy.prefetch_host;
+  const std::size_t count = is_message
+                                ? std::min(contents.size(), static_cast<std::size_t>(depth) + 1)
+                                : static_cast<std::size_t>(depth) + 1;
   const auto largest = std::ranges::max_element(contents, {}, &Occupation::numel)->numel;
   const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(contents.front().buffer)];
   std::vector<int> slots;
-  for (std::size_t i = 0; i <= static_cast<std::size_t>(depth); ++i) {
+  for (std::size_t i = 0; i < count; ++i) {
     slots.push_back(add_slot(ring, i, like, largest));
   }
   for (std::size_t i = 0; i < contents.size(); ++i) {
@@ -245,9 +259,9 @@ void Slots::replace_contents() {
       for (Operand& operand : *operands) {
         const int slot = slot_of_[static_cast<std::size_t>(operand.buffer)];
         if (slot < 0) continue;
-        const FlatSet flats = schedule_.flats(operand);
+        const FlatSet flats = operand.unit < 0 ? FlatSet() : schedule_.flats(operand);
         operand.buffer = slot;
-        schedule_.set_flats(operand, flats);
+        if (operand.unit >= 0) schedule_.set_flats(operand, flats);
       }
     }
   }

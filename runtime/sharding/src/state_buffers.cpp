@@ -22,18 +22,45 @@ void check_alignment(const FlatParameter& flat, const StateOptions& options,
           alignment, " elements, which the optimizer has; give make_layout() its flat_alignment()");
 }
 
-/// By unit: the last ones of those that are counted.
-std::vector<bool> last_units(const std::vector<ScheduleUnit>& units, double share,
+/// By unit: the last ones of those that are counted, of one pipeline rank's that are no mirrors.
+std::vector<bool> last_units(const std::vector<ScheduleUnit>& units, double share, int rank,
                              const std::function<bool(const ScheduleUnit&)>& counts) {
+  const auto is_counted = [&](const ScheduleUnit& unit) {
+    return unit.rank == rank && unit.mirrors < 0 && counts(unit);
+  };
   std::vector<bool> offloaded(units.size());
-  const auto all = std::ranges::count_if(units, counts);
+  const auto all = std::ranges::count_if(units, is_counted);
   auto left = std::llround(share * static_cast<double>(all));
   for (std::size_t u = units.size(); u-- > 0 && left > 0;) {
-    if (!counts(units[u])) continue;
+    if (!is_counted(units[u])) continue;
     offloaded[u] = true;
     --left;
   }
   return offloaded;
+}
+
+/// A unit is kept by the pipeline rank that runs its layers.
+void set_ranks(std::vector<ScheduleUnit>& units, const ModelLayout& layout,
+               const StateOptions& options) {
+  const int ranks = options.mesh.size(Axis::kPipeline);
+  if (ranks == 1) return;
+  std::vector<int> first(units.size(), -1);  // its layer
+  for (int l = 0; l < static_cast<int>(layout.layers.size()); ++l) {
+    const int rank = options.pipeline.stage_of(l) % ranks;
+    const LayerLayout& layer = layout.layers[static_cast<std::size_t>(l)];
+    for (const ParameterAddress& address : layer.parameters) {
+      const auto u = static_cast<std::size_t>(address.unit);
+      if (first[u] < 0) {
+        first[u] = l;
+        units[u].rank = rank;
+      }
+      require(units[u].rank == rank, ErrorCode::kConfig, "unit ", units[u].name, " has layers ",
+              layout.layers[static_cast<std::size_t>(first[u])].name, " and ", layer.name,
+              " of different pipeline ranks, ", units[u].rank, " and ", rank,
+              "; split the pipeline between units, let units have one layer each, and add up "
+              "gradients of tied parameters apart (make_layout's `tied_apart`)");
+    }
+  }
 }
 
 }  // namespace
@@ -54,14 +81,16 @@ bool has_frozen(const std::vector<ScheduleUnit>& units) {
   return std::ranges::any_of(units, [](const ScheduleUnit& unit) { return unit.numel(false) > 0; });
 }
 
-std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share) {
-  return last_units(units, share, [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
+std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share,
+                                     int rank) {
+  return last_units(units, share, rank, [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
 }
 
-std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, DType parameter_dtype) {
+std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateOptions& options) {
+  const DType parameter_dtype = options.parameter_dtype;
   std::vector<ScheduleUnit> units;
   for (const Unit& unit : layout.units) {
-    units.push_back({.name = unit.name});
+    units.push_back({.name = unit.name, .mirrors = unit.mirrors});
     for (const FlatParameter& flat : unit.flats) {
       units.back().flats.push_back(
           {.name = flat.name,
@@ -71,6 +100,7 @@ std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, DType parame
            .decoded_numel = flat.decoded_numel});
     }
   }
+  set_ranks(units, layout, options);
   return units;
 }
 
@@ -80,25 +110,31 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
       if (flat.trainable) check_alignment(flat, options, unit.name);
     }
   }
-  return state_buffers(schedule_units(layout, options.parameter_dtype), options);
+  return state_buffers(schedule_units(layout, options), options);
 }
 
 std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
                                           const StateOptions& options) {
   const Placement placement = ShardNesting(options.mesh, options.placement).placement();
-  const std::vector<bool> updated_there = last_trained_units(units, options.offload_optimizer);
-  const std::vector<bool> on_disk = last_trained_units(units, options.disk_optimizer);
+  const int rank = options.pipeline.rank;
+  const std::vector<bool> updated_there =
+      last_trained_units(units, options.offload_optimizer, rank);
+  const std::vector<bool> on_disk = last_trained_units(units, options.disk_optimizer, rank);
   const bool frozen_alone = moves_frozen_alone(placement, has_frozen(units));
   const auto has_parameters = [&](const ScheduleUnit& unit) {
     return (frozen_alone ? 0 : unit.numel(true)) + unit.numel(false) > 0;
   };
   const std::vector<bool> read_from_host =
-      last_units(units, options.offload_parameters, has_parameters);
+      last_units(units, options.offload_parameters, rank, has_parameters);
   const std::vector<bool> read_from_disk =
-      last_units(units, options.disk_parameters, has_parameters);
+      last_units(units, options.disk_parameters, rank, has_parameters);
   std::vector<ScheduleBuffer> buffers;
   for (int u = 0; u < static_cast<int>(units.size()); ++u) {
     const ScheduleUnit& unit = units[static_cast<std::size_t>(u)];
+    if (unit.rank != rank) continue;
+    const bool is_mirror = unit.mirrors >= 0;
+    // Its layers read the unit itself where that is here.
+    if (is_mirror && units[static_cast<std::size_t>(unit.mirrors)].rank == rank) continue;
     const Tier frozen_home = read_from_disk[static_cast<std::size_t>(u)]   ? Tier::kDisk
                              : read_from_host[static_cast<std::size_t>(u)] ? Tier::kHost
                                                                            : Tier::kDevice;
@@ -132,7 +168,7 @@ std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units
     }
     f = 0;
     for (const ScheduleFlat& flat : unit.flats) {
-      if (flat.trainable) {
+      if (flat.trainable && !is_mirror) {
         const bool is_rounded = flat.format != DType::kFloat32;
         if (updated_elsewhere || is_rounded) {
           add(name_beside(unit, flat, "master"), Role::kMaster, DType::kFloat32,

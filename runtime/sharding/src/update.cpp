@@ -48,54 +48,175 @@ Action optimizer_step(const FlatState& state, int unit, Lane lane, const Operand
   return step;
 }
 
-}  // namespace
+/// Adds the gradient norm and the optimizer steps. The gradient of a mirror is added to that of the
+/// unit that it is of, once, and the unit's updated parameters come back: within one pipeline rank
+/// without messages.
+class Update {
+ public:
+  explicit Update(Schedule& schedule)
+      : schedule_(schedule), states_(states_of(schedule)), casts_(last_casts(schedule)) {}
 
-Schedule update(Schedule schedule) {
-  if (schedule.purpose != Purpose::kTrain) return schedule;
-  const Operand norm{.buffer =
-                         add_buffer(schedule, {.name = std::string(to_string(BufferKind::kNorm)),
-                                               .kind = BufferKind::kNorm,
-                                               .format = DType::kInt64,
-                                               .numel = kExactSumWords})};
-  Operand added = norm;
-  added.adds = true;
-  PerFlat<int> casts = per_flat(schedule.units, -1);  // the last one
-  const auto last_cast = [&](const Operand& sum) -> int& {
-    const FlatId id = id_of(schedule, sum);
-    return casts[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
-  };
+  void run();
+
+ private:
+  static PerFlat<int> last_casts(const Schedule& schedule);
+  bool is_complete(int action) const;
+  void finish(const FlatId& id, const Operand& norm);
+  void add_mirror(const FlatId& mirror, const FlatId& id);
+  void send_gradients();
+  void step(const FlatId& id, const Operand& results);
+  void receive_parameters();
+  int mirror_rank(const ScheduleUnit& unit) const {
+    return schedule_.units[static_cast<std::size_t>(unit.mirrors)].rank;
+  }
+  const ScheduleUnit& unit(const FlatId& id) const {
+    return schedule_.units[static_cast<std::size_t>(id.unit)];
+  }
+  const FlatState& state(const FlatId& id) const {
+    return states_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)];
+  }
+  /// The flat parameters of mirrors that are copies of this one.
+  std::vector<FlatId> mirrors_of(const FlatId& id) const;
+  template <typename Visit>
+  void for_each_flat(const Visit& visit) const {
+    for (int u = 0; u < static_cast<int>(states_.size()); ++u) {
+      const auto flats = static_cast<int>(states_[static_cast<std::size_t>(u)].size());
+      for (int f = 0; f < flats; ++f) visit(FlatId{u, f});
+    }
+  }
+  static Operand operand(int buffer, const FlatId& id) { return {.buffer = buffer, .unit = id.unit}; }
+
+  Schedule& schedule_;
+  std::vector<Action> actions_;
+  PerFlat<FlatState> states_;
+  const PerFlat<int> casts_;  ///< the last one of each
+};
+
+PerFlat<int> Update::last_casts(const Schedule& schedule) {
+  PerFlat<int> casts = per_flat(schedule.units, -1);
   for (int a = 0; a < static_cast<int>(schedule.actions.size()); ++a) {
     const Action& action = schedule.actions[static_cast<std::size_t>(a)];
     if (action.operation != &operations::kCast) continue;
-    last_cast(action.writes.front()) = a;
+    const FlatId id = id_of(schedule, action.writes.front());
+    casts[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)] = a;
   }
-  std::vector<Action> actions;
+  return casts;
+}
+
+/// Whether a gradient has all its contributions with this action.
+bool Update::is_complete(int action) const {
+  const Action& cast = schedule_.actions[static_cast<std::size_t>(action)];
+  if (cast.operation != &operations::kCast) return false;
+  const FlatId id = id_of(schedule_, cast.writes.front());
+  return casts_[static_cast<std::size_t>(id.unit)][static_cast<std::size_t>(id.flat)] == action;
+}
+
+std::vector<FlatId> Update::mirrors_of(const FlatId& id) const {
+  std::vector<FlatId> mirrors;
+  for_each_flat([&](const FlatId& other) {
+    if (unit(other).mirrors != id.unit) return;
+    if (schedule_.flat(other).name == schedule_.flat(id).name) mirrors.push_back(other);
+  });
+  return mirrors;
+}
+
+void Update::add_mirror(const FlatId& mirror, const FlatId& id) {
+  Operand from = operand(state(mirror).gradient, mirror);
+  if (!schedule_.is_here(unit(mirror))) {
+    from.buffer = add_buffer(schedule_, {.name = unit(mirror).name + ".received",
+                                         .kind = BufferKind::kReceiveSlot,
+                                         .role = Role::kGradient,
+                                         .numel = schedule_.flat(mirror).numel});
+    schedule_.set_flats(from, {mirror.flat});
+    actions_.push_back({.operation = &operations::kReceive,
+                        .lane = Lane::kReceiveBack,
+                        .writes = {from},
+                        .peer = unit(mirror).rank});
+  }
+  Operand sum = operand(state(id).gradient, id);
+  sum.adds = true;
+  actions_.push_back({.operation = &operations::kAddTied,
+                      .lane = Lane::kReduce,
+                      .reads = {from},
+                      .writes = {sum}});
+}
+
+/// A gradient has all contributions: what else there is to add, and the norm.
+void Update::finish(const FlatId& id, const Operand& norm) {
+  if (unit(id).mirrors >= 0) return;
+  for (const FlatId& mirror : mirrors_of(id)) add_mirror(mirror, id);
+  actions_.push_back({.operation = &operations::kNormPartial,
+                      .lane = Lane::kReduce,
+                      .reads = {operand(state(id).gradient, id)},
+                      .writes = {norm}});
+}
+
+/// Of mirrors to the ranks that keep the units, when no pass is left.
+void Update::send_gradients() {
+  for_each_flat([&](const FlatId& id) {
+    if (state(id).gradient < 0 || unit(id).mirrors < 0) return;
+    const int home = mirror_rank(unit(id));
+    if (home == schedule_.pipeline.rank) return;
+    actions_.push_back({.operation = &operations::kSend,
+                        .lane = Lane::kSendBack,
+                        .reads = {operand(state(id).gradient, id)},
+                        .peer = home});
+  });
+}
+
+void Update::step(const FlatId& id, const Operand& results) {
+  if (state(id).gradient < 0 || unit(id).mirrors >= 0) return;
+  const Lane lane = schedule_.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute;
+  actions_.push_back(optimizer_step(state(id), id.unit, lane, results));
+  for (const FlatId& mirror : mirrors_of(id)) {
+    if (schedule_.is_here(unit(mirror))) continue;
+    actions_.push_back({.operation = &operations::kSend,
+                        .lane = Lane::kSend,
+                        .reads = {operand(state(id).parameter, id)},
+                        .peer = unit(mirror).rank});
+  }
+}
+
+void Update::receive_parameters() {
+  for_each_flat([&](const FlatId& id) {
+    if (state(id).gradient < 0 || state(id).parameter < 0 || unit(id).mirrors < 0) return;
+    actions_.push_back({.operation = &operations::kReceive,
+                        .lane = Lane::kReceive,
+                        .writes = {operand(state(id).parameter, id)},
+                        .peer = mirror_rank(unit(id))});
+  });
+}
+
+void Update::run() {
+  const Operand norm{.buffer =
+                         add_buffer(schedule_, {.name = std::string(to_string(BufferKind::kNorm)),
+                                                .kind = BufferKind::kNorm,
+                                                .format = DType::kInt64,
+                                                .numel = kExactSumWords})};
+  Operand added = norm;
+  added.adds = true;
   Operand results;
-  for (int a = 0; a < static_cast<int>(schedule.actions.size()); ++a) {
-    Action& action = schedule.actions[static_cast<std::size_t>(a)];
+  const auto count = static_cast<int>(schedule_.actions.size());
+  for (int a = 0; a < count; ++a) {
+    Action& action = schedule_.actions[static_cast<std::size_t>(a)];
     if (action.operation == &operations::kCountTokens) action.writes.push_back(norm);
     if (action.operation == &operations::kResults) {
+      send_gradients();
       action.reads.push_back(norm);
       results = action.writes.front();
     }
-    actions.push_back(std::move(action));
-    if (actions.back().operation != &operations::kCast) continue;
-    const Operand gradient{.buffer = actions.back().writes.front().buffer,
-                           .unit = actions.back().writes.front().unit};
-    if (last_cast(gradient) != a) continue;
-    actions.push_back({.operation = &operations::kNormPartial,
-                       .lane = Lane::kReduce,
-                       .reads = {gradient},
-                       .writes = {added}});
+    actions_.push_back(action);
+    if (is_complete(a)) finish(id_of(schedule_, action.writes.front()), added);
   }
-  const Lane lane = schedule.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute;
-  const PerFlat<FlatState> states = states_of(schedule);
-  for (int u = 0; u < static_cast<int>(states.size()); ++u) {
-    for (const FlatState& state : states[static_cast<std::size_t>(u)]) {
-      if (state.gradient >= 0) actions.push_back(optimizer_step(state, u, lane, results));
-    }
-  }
-  schedule.actions = std::move(actions);
+  for_each_flat([&](const FlatId& id) { step(id, results); });
+  receive_parameters();
+  schedule_.actions = std::move(actions_);
+}
+
+}  // namespace
+
+Schedule update(Schedule schedule) {
+  if (schedule.purpose == Purpose::kTrain) Update(schedule).run();
   return schedule;
 }
 

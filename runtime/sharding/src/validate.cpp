@@ -91,6 +91,10 @@ std::string_view to_string(Rule rule) {
       return "end";
     case Rule::kCollectiveOrder:
       return "collective-order";
+    case Rule::kMessages:
+      return "messages";
+    case Rule::kProgress:
+      return "progress";
   }
   return "unknown";
 }

@@ -189,6 +189,10 @@ class FormCheck {
         return role == Role::kParameter;
       case BufferKind::kStateSlot:
         return updated;
+      case BufferKind::kSendSlot:
+        return role == Role::kActivation || role == Role::kActivationGradient;
+      case BufferKind::kReceiveSlot:
+        return role == Role::kActivation || role == Role::kActivationGradient || gradient;
       default:
         return role == Role::kScalars;
     }
@@ -247,15 +251,21 @@ class FormCheck {
     if ((operation.is_pass || operation.changes_memory) && action.lane != Lane::kCompute) {
       return add_at(index, "layers run on the compute lane, which has their kernels' memory");
     }
-    if (operation.is_pass ? !in_range(action.layer, s_.layers.size()) : action.layer != -1) {
+    const bool of_layer = operation.is_pass || (operation.is_message && action.layer != -1);
+    if (of_layer ? !in_range(action.layer, s_.layers.size()) : action.layer != -1) {
       return add_at(index, "layer ", action.layer,
-                    operation.is_pass ? " does not exist" : " means nothing here");
+                    of_layer ? " does not exist" : " means nothing here");
     }
-    if (operation.is_pass ? action.micro_step < 0 || action.micro_step >= s_.micro_steps
-                          : action.micro_step != -1) {
+    if (of_layer ? action.micro_step < 0 || action.micro_step >= s_.micro_steps
+                 : action.micro_step != -1) {
       return add_at(index, "micro-step ", action.micro_step,
-                    operation.is_pass ? " does not exist" : " means nothing here");
+                    of_layer ? " does not exist" : " means nothing here");
     }
+    if (operation.is_pass && !s_.is_here(action.layer)) {
+      return add_at(index, "layer ", action.layer, " is pipeline rank ", s_.rank_of(action.layer),
+                    "'s");
+    }
+    check_message(index, action);
     check_axes(index, action);
     for (const Operand& operand : action.reads) {
       if (operand.adds) add_at(index, "adds to what it only reads");
@@ -276,6 +286,34 @@ class FormCheck {
     }
   }
 
+  /// A message has a peer and a lane of its direction; of a layer, it fits its slot.
+  void check_message(int index, const Action& action) {
+    if (!action.operation->is_message) {
+      if (action.peer != -1) add_at(index, "peer ", action.peer, " means nothing here");
+      return;
+    }
+    if (action.peer < 0 || action.peer >= s_.pipeline_ranks() ||
+        action.peer == s_.pipeline.rank) {
+      return add_at(index, "pipeline rank ", action.peer, " is no peer of ", s_.pipeline.rank);
+    }
+    const bool sends = action.operation == &operations::kSend;
+    const bool fits = sends ? action.lane == Lane::kSend || action.lane == Lane::kSendBack
+                            : action.lane == Lane::kReceive || action.lane == Lane::kReceiveBack;
+    if (!fits) add_at(index, "messages have lanes of their own, for each direction one");
+    const std::vector<Operand>& operands = sends ? action.reads : action.writes;
+    if (operands.size() != 1 || !in_range(operands.front().buffer, s_.buffers.size())) return;
+    const ScheduleBuffer& buffer = s_.buffer(operands.front());
+    const bool of_unit = operands.front().unit >= 0;
+    if (of_unit != (action.layer < 0)) {
+      return add_at(index, of_unit ? "is of a unit and of a layer" : "is of no unit and no layer");
+    }
+    if (of_unit || s_.is_last(action.layer)) return;
+    if (buffer.numel < s_.message_numel(action.layer)) {
+      add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but the message has ",
+             s_.message_numel(action.layer));
+    }
+  }
+
   bool is_live(AxisSet axes) const { return s_.mesh.axes().contains(axes); }
 
   void check_operand(int index, const Operation& operation, const Operand& operand) {
@@ -288,7 +326,8 @@ class FormCheck {
     const Role role = s_.role(operand.buffer);
     const bool activation = s_.buffer(operand).is_activation();
     const bool batch = role == Role::kBatch;
-    if (activation || batch || role == Role::kScalars || role == Role::kActivation) {
+    if (activation || batch || role == Role::kScalars || role == Role::kActivation ||
+        role == Role::kActivationGradient) {
       if ((activation && !operation.is_pass && !operation.moves_activations) ||
           (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");

@@ -20,6 +20,7 @@ class ModelCheck {
   // Each part relies on the ones before.
   void run() {
     check_mesh();
+    if (good()) check_pipeline();
     if (good()) check_units();
     if (good()) check_layers();
   }
@@ -49,7 +50,55 @@ class ModelCheck {
     if (s_.micro_steps < 1) add("there are ", s_.micro_steps, " micro-steps");
   }
 
+  /// Stages are layers in order, and this is the schedule of a pipeline rank that there is.
+  void check_pipeline() {
+    const PipelineOptions& pipeline = s_.pipeline;
+    const int ranks = s_.pipeline_ranks();
+    const std::vector<int>& first = pipeline.first_layers;
+    if (pipeline.rank < 0 || pipeline.rank >= ranks) {
+      add("the schedule is pipeline rank ", pipeline.rank, "'s, of ", ranks);
+    }
+    if (pipeline.stages() % ranks != 0) {
+      add(pipeline.stages(), " stages cannot be spread evenly over ", ranks, " pipeline ranks");
+    }
+    for (std::size_t s = 0; s < first.size(); ++s) {
+      const bool in_order = s == 0 ? first[s] == 0 : first[s] > first[s - 1];
+      if (!in_order || !is_index(first[s], s_.layers.size())) {
+        add("stage ", s, " begins with layer ", first[s]);
+      }
+    }
+    if (ranks > 1 && pipeline.input_numels.size() != first.size()) {
+      add("the sizes of ", pipeline.input_numels.size(), " stages' inputs are given, of ",
+          first.size());
+    }
+    for (const std::int64_t numel : pipeline.input_numels) {
+      if (numel < 0) add("a stage's input has ", numel, " elements");
+    }
+  }
+
+  /// A mirror has flat parameters of a unit that is none.
+  void check_mirror(const ScheduleUnit& unit) {
+    if (unit.rank < 0 || unit.rank >= s_.pipeline_ranks()) {
+      add("unit ", unit.name, " is kept by pipeline rank ", unit.rank);
+    }
+    if (unit.mirrors == -1) return;
+    if (!is_index(unit.mirrors, s_.units.size()) ||
+        s_.units[static_cast<std::size_t>(unit.mirrors)].mirrors != -1) {
+      return add("unit ", unit.name, " mirrors unit ", unit.mirrors, ", which it cannot");
+    }
+    const std::vector<ScheduleFlat>& flats =
+        s_.units[static_cast<std::size_t>(unit.mirrors)].flats;
+    for (const ScheduleFlat& flat : unit.flats) {
+      const auto home = std::ranges::find(flats, flat.name, &ScheduleFlat::name);
+      if (home == flats.end() || home->numel != flat.numel || home->format != flat.format ||
+          home->trainable != flat.trainable) {
+        add("unit ", unit.name, " has ", flat.name, " otherwise than the unit that it mirrors");
+      }
+    }
+  }
+
   void check_units() {
+    for (const ScheduleUnit& unit : s_.units) check_mirror(unit);
     std::set<std::string_view> names;
     const int parts = flat_parts(s_.mesh);
     for (const ScheduleUnit& unit : s_.units) {

@@ -56,7 +56,9 @@ struct GroupKind {
 /// All ranks, and the groups of each axis from the innermost outwards.
 std::vector<GroupKind> all_group_kinds() {
   std::vector<GroupKind> kinds{{"world", std::nullopt}};
-  for (const AxisRow& row : kAxisTable | std::views::reverse) kinds.push_back({row.name, row.axis});
+  for (const AxisRow& row : kAxisTable | std::views::reverse) {
+    if (row.sums_gradients) kinds.push_back({row.name, row.axis});
+  }
   return kinds;
 }
 

@@ -10,7 +10,7 @@
 namespace tessera {
 
 /// The named axes of a mesh, outermost first.
-enum class Axis : std::uint8_t { kReplicate, kShard };
+enum class Axis : std::uint8_t { kPipeline, kReplicate, kShard };
 
 /// What an axis divides.
 struct AxisRow {
@@ -24,6 +24,11 @@ struct AxisRow {
 /// The table of axes, outermost first: ranks along the last one are neighbours (and, launched the
 /// usual way, on one node). A new kind of parallelism is a new row here.
 inline constexpr std::array kAxisTable{
+    AxisRow{.axis = Axis::kPipeline,
+            .name = "pipeline",
+            .divides_samples = false,
+            .may_shard_state = false,
+            .sums_gradients = false},
     AxisRow{.axis = Axis::kReplicate,
             .name = "replicate",
             .divides_samples = true,
@@ -84,7 +89,7 @@ inline constexpr AxisSet kStateAxes = axes_where(&AxisRow::may_shard_state);
 /// "none", "shard", "replicate", "replicate+shard"; parse_axes is its inverse (Error{kConfig}).
 std::string to_string(AxisSet axes);
 AxisSet parse_axes(std::string_view text);
-/// What parse_axes() takes: "none, or replicate and shard joined by '+'".
+/// The axes that a placement can name: "none, or replicate and shard joined by '+'".
 std::string axis_choices();
 
 /// How ranks are arranged: a size for each axis. Ranks are numbered as the elements of an array of
@@ -127,7 +132,10 @@ class Mesh {
   std::array<int, kAxisTable.size()> sizes_;
 };
 
-/// "replicate 2, shard 4", every axis with its size.
+/// Whether a mesh is always written with this axis; with others only where they have several ranks.
+constexpr bool is_always_written(const AxisRow& row) { return row.divides_samples; }
+
+/// "replicate 2, shard 4", or "pipeline 2, replicate 1, shard 4".
 std::string to_string(const Mesh& mesh, std::string_view separator = ", ");
 
 }  // namespace tessera

@@ -36,7 +36,8 @@ struct Content {
   int version = 0;    ///< of training state: optimizer steps taken
   int origin = -1;    ///< of state in a slot: the buffer on disk that it is of
   int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of an
-                      ///< input on the host: the activation that it is of
+                      ///< input on the host: the activation that it is of; of a message of an
+                      ///< activation or its gradient: the layer, and `end` is the micro-step
   int end = 0;
   bool output = false;                     ///< an activation: the next layer has yet to read it
   bool kept = false;                       ///< an activation: backward has yet to read it
@@ -102,7 +103,12 @@ class ContentWalk {
   }
   /// The number of the contribution that `layer` makes in `micro_step`; -1: none.
   int contribution(const FlatId& id, int layer, int micro_step) const;
-  /// Whether the norm of its gradient has been taken.
+  /// Requires that the gradients of mirrors have been added to that of a flat parameter.
+  void require_mirrors_added(const FlatId& id);
+  /// "the output of h.3 in micro-step 2".
+  std::string message_text(const Content& message) const;
+  /// Whether the norm of its gradient has been taken; of a mirror's: whether it was added to that
+  /// of the unit, or sent to be.
   bool& is_normed(const FlatId& id) { return at(id).is_normed; }
   bool is_trained(const FlatId& id) const { return contributions(id) > 0; }
   /// The buffers that keep its training state.

@@ -59,6 +59,9 @@ struct FlatParameter {
 struct Unit {
   std::string name;
   std::vector<FlatParameter> flats;  ///< none is empty; trainable ones first
+  /// The unit, by index, of which this one has the flat parameters that another layer is tied to,
+  /// so that the gradients of that layer are added up apart; -1: it is no mirror. See make_layout().
+  int mirrors = -1;
 
   /// The flat parameter of this name; null: there is none.
   const FlatParameter* find(std::string_view flat) const;
@@ -99,9 +102,10 @@ constexpr int flat_parts(const Mesh& mesh) { return mesh.size(kStateAxes); }
 
 /// Pure function of the model's declarations. `parts`: flat_parts() of the mesh; offsets do not
 /// depend on it, padding does. `alignment` is that of trainable parameters, a multiple of
-/// kFlatAlignment.
+/// kFlatAlignment. `tied_apart`: a layer that is tied to another unit's parameters gets a unit of
+/// its own, a *mirror*, behind all others; see Unit::mirrors. Layers of a pipeline need it.
 ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
-                        std::int64_t alignment = kFlatAlignment);
+                        std::int64_t alignment = kFlatAlignment, bool tied_apart = false);
 
 /// Elements [begin, begin + numel) of a flat parameter.
 struct Range {

@@ -17,6 +17,7 @@ enum class Meeting : std::uint8_t {
   kNone,       ///< none: a task of the action's lane
   kAlongAxes,  ///< those that differ along the action's axes
   kWorld,      ///< all of them, for scalars
+  kPair,       ///< two pipeline ranks: the action's, and its `peer`
 };
 
 /// In which memory an operation finds its operands; scalars lie on the device always.
@@ -48,6 +49,8 @@ struct Operation {
   Meeting meeting = Meeting::kNone;
   bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
   PassParts parts{};     ///< of a pass
+  bool is_message = false;  ///< between pipeline ranks: actions have a peer, and those of
+                            ///< activations a layer and a micro-step
   bool on_host = false;  ///< run() is called on the host although no ranks meet
   OperandTiers tiers = OperandTiers::kDevice;
   /// Not a pass, but of what passes keep: whether its operands may be activations.
@@ -84,6 +87,9 @@ extern const Operation kCast;
 extern const Operation kCopy;
 extern const Operation kRelease;
 extern const Operation kReserve;
+extern const Operation kSend;
+extern const Operation kReceive;
+extern const Operation kAddTied;
 extern const Operation kNormPartial;
 extern const Operation kResults;
 extern const Operation kOptimizerStep;
@@ -96,6 +102,9 @@ const Operation* find_operation(std::string_view name,
                                 std::span<const Operation* const> operations = all_operations());
 /// A schedule whose actions name other operations than those of the table.
 Schedule parse_schedule(std::string_view text, std::span<const Operation* const> operations);
+
+/// The bytes of what a pipeline rank sends or receives.
+std::int64_t message_bytes(const Schedule& schedule, const Action& message);
 
 /// True of a part of with_snapshot().
 bool copies_to_snapshot(const Schedule& schedule, const Action& action);

@@ -18,11 +18,19 @@ namespace tessera {
 /// one named `last`; if it is empty, all. Throws Error{kConfig} with their names for another.
 Schedule plan(const ModelLayout& layout, const PlanOptions& options, std::string_view last = "");
 
-/// By layer: elements of its input, of a micro-batch of so many samples; 0 of the first layer,
+/// By layer: the shape of its input, of a micro-batch of so many samples; (0) of the first layer,
 /// whose input is the batch's. Runs forward on shapes alone.
+std::vector<Shape> layer_input_shapes(const Model& model, const ModelLayout& layout,
+                                      const BatchSource& source, std::int64_t samples,
+                                      DType parameter_dtype);
+/// The elements of these.
 std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayout& layout,
                                              const BatchSource& source, std::int64_t samples,
                                              DType parameter_dtype);
+
+/// See PipelineOptions::input_numels. `layer_inputs` is layer_input_numels().
+std::vector<std::int64_t> stage_input_numels(const std::vector<std::int64_t>& layer_inputs,
+                                             const std::vector<int>& first_layers);
 
 /// The same training step with a snapshot of the state as it is before the step: copies to host
 /// memory on a lane of their own, beside the step's work, in the order of the updates, each of

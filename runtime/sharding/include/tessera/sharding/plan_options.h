@@ -8,6 +8,7 @@
 #include "tessera/autograd/tape.h"
 #include "tessera/core/dtype.h"
 #include "tessera/core/mesh.h"
+#include "tessera/sharding/pipeline.h"
 #include "tessera/sharding/placement.h"
 
 namespace tessera {
@@ -31,6 +32,7 @@ struct OptimizerTensor {
 struct StateOptions {
   Mesh mesh;
   Placement placement;
+  PipelineOptions pipeline{};  ///< which layers' state it is
   DType parameter_dtype = DType::kFloat32;
   /// The tensors that the optimizer keeps for each trainable parameter.
   std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
@@ -75,6 +77,7 @@ struct PlanOptions {
   Purpose purpose = Purpose::kTrain;
   Mesh mesh;
   Placement placement;
+  PipelineOptions pipeline{};
   bool reshard_after_forward = true;
   ReductionOrder reduction_order = ReductionOrder::kRank;
   DType parameter_dtype = DType::kFloat32;
@@ -106,6 +109,7 @@ struct PlanOptions {
   StateOptions state() const {
     return {mesh,
             placement,
+            pipeline,
             parameter_dtype,
             optimizer_tensors,
             offload_optimizer,

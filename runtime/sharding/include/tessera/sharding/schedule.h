@@ -27,15 +27,37 @@ enum class Lane : std::uint8_t {
   kCopyOut,
   kCopyIn,
   kDiskIn,
-  kDiskOut
+  kDiskOut,
+  // Messages between pipeline ranks, each direction for itself.
+  kSend,      ///< to the stage behind
+  kReceive,   ///< from the stage before
+  kSendBack,  ///< to the stage before
+  kReceiveBack
 };
-inline constexpr int kLanes = 8;
+inline constexpr int kLanes = 12;
 inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute,   Lane::kGather,  Lane::kReduce,
                                                     Lane::kOptimizer, Lane::kCopyOut, Lane::kCopyIn,
-                                                    Lane::kDiskIn,    Lane::kDiskOut};
+                                                    Lane::kDiskIn,    Lane::kDiskOut,
+                                                    Lane::kSend,      Lane::kReceive,
+                                                    Lane::kSendBack,  Lane::kReceiveBack};
 std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
-  return lane == Lane::kGather || lane == Lane::kReduce;
+  return lane == Lane::kGather || lane == Lane::kReduce || lane >= Lane::kSend;
+}
+/// Of messages between pipeline ranks: the lane on which the other rank has the same message.
+constexpr Lane opposite(Lane lane) {
+  switch (lane) {
+    case Lane::kSend:
+      return Lane::kReceive;
+    case Lane::kReceive:
+      return Lane::kSend;
+    case Lane::kSendBack:
+      return Lane::kReceiveBack;
+    case Lane::kReceiveBack:
+      return Lane::kSendBack;
+    default:
+      return lane;
+  }
 }
 /// To and from the disk.
 constexpr bool is_of_disk(Lane lane) { return lane == Lane::kDiskIn || lane == Lane::kDiskOut; }
@@ -79,6 +101,8 @@ enum class BufferKind : std::uint8_t {
   kUpdateSlot,   ///< updated parameters that are gathered on their way back to the host or to disk
   kSumSlot,      ///< reduced gradients of units whose gradients are on the host
   kStateSlot,    ///< on the host: a tensor of state that is on disk, while it is updated
+  kSendSlot,     ///< a message to another pipeline rank
+  kReceiveSlot,  ///< a message from another pipeline rank
 };
 inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kGradient,
@@ -97,7 +121,9 @@ inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kStagingSlot,
                                             BufferKind::kUpdateSlot,
                                             BufferKind::kSumSlot,
-                                            BufferKind::kStateSlot};
+                                            BufferKind::kStateSlot,
+                                            BufferKind::kSendSlot,
+                                            BufferKind::kReceiveSlot};
 std::string_view to_string(BufferKind kind);
 
 /// Memory of one rank that actions read and write.
@@ -108,7 +134,7 @@ struct ScheduleBuffer {
   std::string tensor{};  ///< of an optimizer's tensor: which, as in OptimizerTensor
   int unit = -1;         ///< whose it is; -1 of slots, scalars, inputs and activations
   int flat = 0;          ///< of a unit's: the flat parameter that it is of, by index
-  int layer = -1;        ///< of inputs and activations: whose it is
+  int layer = -1;        ///< of inputs, activations and messages of them: whose it is
   int micro_step = -1;   ///< of activations and batches
   DType format = DType::kFloat32;
   std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
@@ -184,8 +210,10 @@ struct Action {
   std::vector<Operand> reads{};
   std::vector<Operand> writes{};
   AxisSet axes{};            ///< of collectives: the ranks that differ along these meet
-  int layer = -1;            ///< of passes through a layer
+  int layer = -1;            ///< of passes through a layer; of messages: whose output, or gradient
+                             ///< of the output, is sent; -1: it is of a unit
   int micro_step = -1;       ///< the same
+  int peer = -1;             ///< of messages: the other pipeline rank
   std::vector<int> waits{};  ///< earlier actions of other lanes that must have finished
   /// The same, of the step before: actions of other lanes.
   std::vector<int> previous_waits{};
@@ -234,16 +262,25 @@ struct ScheduleFlat {
 struct ScheduleUnit {
   std::string name;
   std::vector<ScheduleFlat> flats{};
+  int rank = 0;      ///< the pipeline rank that keeps it
+  int mirrors = -1;  ///< see Unit::mirrors
   bool operator==(const ScheduleUnit&) const = default;
 
   /// Elements of what is trained, or of what is not.
   std::int64_t numel(bool trainable) const;
 };
 
+/// Layers [begin, end).
+struct LayerRange {
+  int begin = 0;
+  int end = 0;
+};
+
 /// One step as a value: what every rank does, in the order in which the host issues it. Actions of
 /// one lane run in this order, and between lanes only waits order. Nothing else does from one step
 /// to the next: the next may begin while this one's last actions run. The same schedule serves
-/// every rank, so all ranks issue the same collectives in the same order.
+/// every rank of a pipeline rank, so these issue the same collectives in the same order. Units and
+/// layers are those of the whole model, by the same numbers for every pipeline rank.
 ///
 /// A schedule holds the options that it was planned with: passes of planning read nothing else. Of
 /// the placement, axes of size 1 are left out; it fixes the order in which axes shard.
@@ -258,6 +295,26 @@ struct Schedule : PlanOptions {
 
   /// Whether a layer's input is the output of the one before; the first one's is the batch.
   static bool takes_activation(int layer) { return layer > 0; }
+  /// The last layer makes the losses.
+  bool is_last(int layer) const { return layer + 1 == static_cast<int>(layers.size()); }
+  /// The layers of a stage.
+  LayerRange layers_of(int stage) const {
+    const std::vector<int>& first = pipeline.first_layers;
+    const auto s = static_cast<std::size_t>(stage);
+    return {first.empty() ? 0 : first[s],
+            s + 1 < first.size() ? first[s + 1] : static_cast<int>(layers.size())};
+  }
+  int pipeline_ranks() const { return mesh.size(Axis::kPipeline); }
+  /// The pipeline rank that runs a layer.
+  int rank_of(int layer) const { return pipeline.stage_of(layer) % pipeline_ranks(); }
+  /// Whether this pipeline rank runs a layer.
+  bool is_here(int layer) const {
+    return layer >= 0 && layer < static_cast<int>(layers.size()) &&
+           rank_of(layer) == pipeline.rank;
+  }
+  bool is_here(const ScheduleUnit& unit) const { return unit.rank == pipeline.rank; }
+  /// Whether a layer's output goes to another pipeline rank.
+  bool is_sent(int layer) const { return !is_last(layer) && rank_of(layer) != rank_of(layer + 1); }
   /// Whether all that a layer's forward keeps for backward is its input, for recomputation. The
   /// batch stays anyway.
   bool keeps_input(int layer) const;
@@ -291,6 +348,10 @@ struct Schedule : PlanOptions {
   /// Names `flats` in an operand, in the short form if flats_in() says the same.
   void set_flats(Operand& operand, FlatSet flats) const {
     operand.flats = flats == flats_in(buffer(operand), operand.unit) ? FlatSet() : flats;
+  }
+  /// Elements of a message of a layer's output, or of its gradient.
+  std::int64_t message_numel(int layer) const {
+    return pipeline.input_numels[static_cast<std::size_t>(pipeline.stage_of(layer + 1))];
   }
   /// Elements that a buffer has of a flat parameter, before sharding: fewer where they are of
   /// blocks.

@@ -19,7 +19,9 @@ std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors);
 /// the optimizer's state is on the host and the parameters are not, the host has
 /// "h.3.parameter@host" as well: the part of the parameters that the optimizer writes, unless they
 /// are fp32, and so the master weights. A schedule's persistent buffers are these. Where master
-/// weights and the optimizer's tensors are on disk, all else is as if they were on the host. Throws
+/// weights and the optimizer's tensors are on disk, all else is as if they were on the host. A
+/// pipeline rank keeps the units of its layers; shares that are away from the device are of these.
+/// Of a mirror it keeps the parameters alone, and those only if the unit is another rank's. Throws
 /// Error{kConfig} where a placement does not allow for parameters away from the device, and
 /// Error{kInvalidArgument} if the layout was made for an optimizer with smaller blocks.
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options);
@@ -27,7 +29,8 @@ std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const State
 std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
                                           const StateOptions& options);
 
-/// A layout's units in a run of this precision, without the parts of their gradients.
-std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, DType parameter_dtype);
+/// A layout's units in such a run, without the parts of their gradients. Throws Error{kConfig} if a
+/// unit has layers of several pipeline ranks.
+std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateOptions& options);
 
 }  // namespace tessera

@@ -41,6 +41,8 @@ class StepContext {
   const KernelTable& kernels() const { return kernels_; }
   /// The ranks that meet in an action.
   ProcessGroup& group(const Action& action) const;
+  /// The two pipeline ranks of a message, in order of their number.
+  ProcessGroup& pair(const Action& message) const;
   StepExchange& exchange() { return exchange_; }
   /// The bytes that copies have moved so far.
   Traffic& copies() { return copies_; }

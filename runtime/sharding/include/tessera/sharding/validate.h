@@ -15,6 +15,8 @@ enum class Rule : std::uint8_t {
   kContents,         ///< buffers hold what actions read; contributions are added once, in order
   kEnd,              ///< the step ends with every persistent buffer itself, one version on
   kCollectiveOrder,  ///< all ranks issue the same collectives in the same order over all lanes
+  kMessages,         ///< pipeline ranks receive what others send, in the same order
+  kProgress,         ///< no circle of waits and meetings of pipeline ranks
 };
 
 std::string_view to_string(Rule rule);
