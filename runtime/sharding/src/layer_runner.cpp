@@ -92,6 +92,8 @@ void LayerRunner::prepare(const TensorView& loss_scale, const TensorView& loss_s
     if (action.operation == &operations::kBackwardWeight) backward_weight(action, stream);
     if (action.operation == &operations::kRelease) release_input(action);
     if (action.operation == &operations::kReserve) reserve_input(action);
+    if (action.operation == &operations::kPack) pack(action, stream);
+    if (action.operation == &operations::kUnpack) unpack(action, stream);
   }
   kernels_ = real;
 }
@@ -111,52 +113,41 @@ Tensor LayerRunner::take(int buffer) {
 }
 
 /// What the layer before has left, for a forward or a loss; empty for the first layer.
-Tensor LayerRunner::take_input(const Action& action, Stream& stream) {
-  if (action.layer > 0 && schedule_.is_sent(action.layer - 1)) {
-    return take_message(action, Role::kActivation, action.layer - 1, stream);
-  }
+Tensor LayerRunner::take_input(const Action& action) {
   const Operand* const input = schedule_.find(action.reads, BufferKind::kActivation);
   return input == nullptr ? Tensor() : take(input->buffer);
 }
 
-Tensor LayerRunner::take_output_gradient(const Action& action, Stream& stream) {
-  if (schedule_.is_sent(action.layer)) {
-    return take_message(action, Role::kActivationGradient, action.layer, stream);
-  }
-  return take(schedule_.find(action.reads, BufferKind::kActivationGradient)->buffer);
-}
-
-/// The slot of a message of this role, as far as it is the message of `layer`.
-TensorView LayerRunner::message(const std::vector<Operand>& operands, Role role, int layer) const {
-  const auto slot = std::ranges::find_if(operands, [&](const Operand& operand) {
-    const ScheduleBuffer& buffer = schedule_.buffer(operand);
-    return buffer.role == role && buffer.is_slot();
-  });
+/// The slot of a message, as far as it is the output of `layer` or its gradient.
+TensorView LayerRunner::message(const Operand& slot, int layer) const {
   const Shape& shape = input_shapes_[static_cast<std::size_t>(layer) + 1];
   require(shape.numel() == schedule_.message_numel(layer), ErrorCode::kInvalidArgument,
           "the output of layer '", model_.layers[static_cast<std::size_t>(layer)]->name(),
           "' has ", shape.numel(), " elements, but was planned with ",
           schedule_.message_numel(layer), ": plan for the micro-batch and the model that run");
-  return buffers_.whole(slot->buffer).narrow(0, 0, shape.numel()).reshape(shape);
+  return buffers_.whole(slot.buffer).narrow(0, 0, shape.numel()).reshape(shape);
 }
 
-/// A copy, so that the slot is free for the next message while this one is used.
-Tensor LayerRunner::take_message(const Action& action, Role role, int layer, Stream& stream) {
-  const TensorView from = message(action.reads, role, layer);
-  Tensor tensor = Tensor::empty(memory_, from.shape, from.dtype, MemoryCategory::kActivations,
-                                "message from another stage");
-  kernels_->cast({.src = from, .dst = tensor}, stream);
-  return tensor;
-}
-
-void LayerRunner::leave_message(const Action& action, Role role, int layer, const Tensor& tensor,
-                                Stream& stream) {
-  const TensorView to = message(action.writes, role, layer);
+void LayerRunner::pack(const Action& action, Stream& stream) {
+  const Operand& from = action.reads.front();
+  const int layer = schedule_.buffer(from).layer;
+  const Tensor tensor = take(from.buffer);
+  const TensorView to = message(action.writes.front(), layer);
   require(tensor.shape() == to.shape && tensor.dtype() == to.dtype, ErrorCode::kInvalidArgument,
-          "layer '", model_.layers[static_cast<std::size_t>(action.layer)]->name(), "' hands on ",
+          "layer '", model_.layers[static_cast<std::size_t>(layer)]->name(), "' hands on ",
           tensor.shape(), " in ", to_string(tensor.dtype()), ", but was planned with ", to.shape,
           " in ", to_string(to.dtype));
   kernels_->cast({.src = tensor, .dst = to}, stream);
+}
+
+/// A copy, so that the slot is free for the next message while this one is used.
+void LayerRunner::unpack(const Action& action, Stream& stream) {
+  const Operand& to = action.writes.front();
+  const TensorView from = message(action.reads.front(), schedule_.buffer(to).layer);
+  Tensor tensor = Tensor::empty(memory_, from.shape, from.dtype, MemoryCategory::kActivations,
+                                "message from another stage");
+  kernels_->cast({.src = from, .dst = tensor}, stream);
+  activations_[to.buffer].output = std::move(tensor);
 }
 
 /// The operand from which a pass reads a parameter, and its flat parameter there; null: it reads
@@ -306,19 +297,12 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   const bool record = trains && !recomputes(a.layer);
   Activation kept;
   auto tape = make_tape(a, tape_options(a, record, {}), stream);
-  Tensor flowing = take_input(a, stream);
-  const Operand* const left = schedule_.find(a.writes, BufferKind::kActivation);
-  const int buffer = left == nullptr ? -1 : left->buffer;
+  Tensor flowing = take_input(a);
+  const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
   Value value = input_of(a.layer, *tape, std::move(flowing));
   Value output = run_layer(a, *tape, value, bind(a));
-  if (schedule_.is_sent(a.layer)) {
-    leave_message(a, Role::kActivation, a.layer, output.tensor, stream);
-    if (left == nullptr) return;
-  } else {
-    kept.output = std::move(output.tensor);
-  }
-  output.tensor = {};
+  kept.output = std::move(output.tensor);
   kept.kept = trains;
   if (record) {
     kept.tape = std::move(tape);
@@ -401,7 +385,7 @@ void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
   if (!record) options.hits = hits;
   auto tape = make_tape(a, options, stream);
   Activation kept;
-  Tensor flowing = take_input(a, stream);
+  Tensor flowing = take_input(a);
   if (keeps != nullptr && !record) kept.input = flowing;
   Value output = run_last(a, *tape, std::move(flowing), loss_sum, stream);
   if (keeps == nullptr) return;
@@ -420,10 +404,10 @@ void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const Tens
                        Stream& stream) {
   begin_gradients(a, stream);
   const auto tape = make_tape(a, tape_options(a, true, loss_scale), stream);
-  Value output = run_last(a, *tape, take_input(a, stream), loss_sum, stream);
+  Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
   Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
-  pass_on(a, tape->backward(output, std::move(gradient)), stream);
+  pass_on(a, tape->backward(output, std::move(gradient)));
   end_gradients(a, stream);
 }
 
@@ -457,14 +441,16 @@ void LayerRunner::loss_backward(const Action& a, const TensorView& loss_scale, S
   begin_gradients(a, stream);
   Activation kept = take_recorded(a, loss_scale, stream);
   Tensor gradient = gradient_of_losses(*kept.tape, kept.losses, loss_scale, stream);
-  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)), stream);
+  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)));
   end_gradients(a, stream);
 }
 
 void LayerRunner::backward(const Action& a, Stream& stream) {
   begin_gradients(a, stream);
   Activation kept = take_recorded(a, {}, stream);
-  pass_on(a, kept.tape->backward(kept.recorded, take_output_gradient(a, stream)), stream);
+  pass_on(a, kept.tape->backward(
+                 kept.recorded,
+                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
   end_gradients(a, stream);
 }
 
@@ -477,7 +463,9 @@ void LayerRunner::backward_input(const Action& a, Stream& stream) {
               ? "an operation of its own is recorded by Tape::output(), which says nothing of two "
                 "parts; record it by Tape::split_output(), or do not set splits_backward_"
               : "it does not set splits_backward_; plan its backward as one");
-  pass_on(a, kept.tape->backward_input(kept.recorded, take_output_gradient(a, stream)), stream);
+  pass_on(a, kept.tape->backward_input(
+                 kept.recorded,
+                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
   activations_.insert_or_assign(schedule_.find(a.reads, BufferKind::kActivation)->buffer,
                                 Activation{.tape = std::move(kept.tape), .kept = true});
 }
@@ -528,15 +516,12 @@ void LayerRunner::reserve_input(const Action& action) {
 }
 
 /// The gradient of the layer's input, for the layer before.
-void LayerRunner::pass_on(const Action& a, Tensor gradient, Stream& stream) {
+void LayerRunner::pass_on(const Action& a, Tensor gradient) {
   if (!needs_input_gradient(a.layer)) return;
   require(static_cast<bool>(gradient), ErrorCode::kInvalidArgument, "backward of layer '",
           model_.layers[static_cast<std::size_t>(a.layer)]->name(),
           "' gave its input no gradient, and layers before it need one: an operation of your own "
           "returns what Tape::output makes, and hands gradients on by Tape::add_gradient");
-  if (schedule_.is_sent(a.layer - 1)) {
-    return leave_message(a, Role::kActivationGradient, a.layer - 1, gradient, stream);
-  }
   const Operand* const to = schedule_.find(a.writes, BufferKind::kActivationGradient);
   activations_[to->buffer].output = std::move(gradient);
 }

@@ -60,6 +60,10 @@ class LayerRunner {
   /// Dequantises a unit's parameters, whole, for the layers that read them.
   void decode(const Action& action, Stream& stream);
 
+  /// Copies what a layer has left to a slot for a message, or back.
+  void pack(const Action& action, Stream& stream);
+  void unpack(const Action& action, Stream& stream);
+
   // Inputs that layers keep for recomputation and that wait on the host meanwhile. Their memory on
   // the device comes and goes on the compute lane, so that every run takes the same.
 
@@ -82,7 +86,7 @@ class LayerRunner {
   std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
   Value input_of(int layer, Tape& tape, Tensor flowing) const;
-  void pass_on(const Action& action, Tensor gradient, Stream& stream);
+  void pass_on(const Action& action, Tensor gradient);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
   Value run_last(const Action& action, Tape& tape, Tensor flowing, const TensorView& loss_sum,
@@ -132,14 +136,8 @@ class LayerRunner {
   Input& input(int activation);
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
-  Tensor take_input(const Action& action, Stream& stream);
-  /// The gradient of the layer's output.
-  Tensor take_output_gradient(const Action& action, Stream& stream);
-  // Messages from and to other pipeline ranks: outputs of `layer`, or their gradients.
-  TensorView message(const std::vector<Operand>& operands, Role role, int layer) const;
-  Tensor take_message(const Action& action, Role role, int layer, Stream& stream);
-  void leave_message(const Action& action, Role role, int layer, const Tensor& tensor,
-                     Stream& stream);
+  Tensor take_input(const Action& action);
+  TensorView message(const Operand& slot, int layer) const;
 
   std::vector<Shape> input_shapes_;  ///< by layer, with several pipeline ranks
   /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.

@@ -75,6 +75,57 @@ void send_parameters(ContentWalk& walk, const Action& action, const Content& par
 
 }  // namespace
 
+namespace {
+
+/// The two operands of a copy between what layers leave and a message. False: a violation.
+bool check_copy(ContentWalk& walk, const Action& action, bool packs) {
+  if (!walk.require_that(action.reads.size() == 1 && action.writes.size() == 1,
+                         "must read one buffer and write one")) {
+    return false;
+  }
+  const Schedule& schedule = walk.schedule();
+  const ScheduleBuffer& from = schedule.buffer(action.reads.front());
+  const ScheduleBuffer& to = schedule.buffer(action.writes.front());
+  const ScheduleBuffer& activation = packs ? from : to;
+  const ScheduleBuffer& message = packs ? to : from;
+  walk.require_that(!action.writes.front().adds, "adds where it copies");
+  return walk.require_that(
+      activation.is_activation() && message.role == activation.role &&
+          message.kind == (packs ? BufferKind::kSendSlot : BufferKind::kReceiveSlot),
+      "must be between what a layer has left and a ",
+      to_string(packs ? BufferKind::kSendSlot : BufferKind::kReceiveSlot), " of the same role");
+}
+
+}  // namespace
+
+/// The layer's next reader is another pipeline rank.
+void pack(ContentWalk& walk, const Action& action) {
+  if (!check_copy(walk, action, true)) return;
+  const Operand& from = action.reads.front();
+  const ScheduleBuffer& activation = walk.schedule().buffer(from);
+  const auto name = walk.name_of(from.buffer);
+  walk.require_that(walk.read(from).output, "reads ", name, ", which was consumed already");
+  walk.require_that(walk.schedule().is_sent(activation.layer), "copies ", name,
+                    ", which another layer of this pipeline rank reads");
+  Content& content = walk.at(from.buffer);
+  content.output = false;
+  content.valid = content.kept || content.weights;
+  walk.write(action.writes.front(), {.role = activation.role,
+                                     .begin = activation.layer,
+                                     .end = activation.micro_step});
+}
+
+void unpack(ContentWalk& walk, const Action& action) {
+  if (!check_copy(walk, action, false)) return;
+  const Content message = walk.take(action.reads.front());
+  const Operand& to = action.writes.front();
+  const ScheduleBuffer& activation = walk.schedule().buffer(to);
+  walk.require_that(message.begin == activation.layer && message.end == activation.micro_step,
+                    "copies ", [&] { return walk.message_text(message); }, " to ",
+                    walk.name_of(to.buffer));
+  walk.write(to, {.role = activation.role, .output = true});
+}
+
 void send(ContentWalk& walk, const Action& action) {
   if (!has_one_operand(walk, action, true)) return;
   const Operand& operand = action.reads.front();

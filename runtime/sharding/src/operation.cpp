@@ -194,6 +194,16 @@ const Operation kReserve{.name = "reserve",
                          .changes_memory = true,
                          .rule = rules::reserve,
                          .run = handlers::reserve};
+const Operation kPack{.name = "pack",
+                      .summary = "copies what a layer has left to a message for another rank",
+                      .moves_activations = true,
+                      .rule = rules::pack,
+                      .run = handlers::pack};
+const Operation kUnpack{.name = "unpack",
+                        .summary = "copies a message from another rank to where a layer reads it",
+                        .moves_activations = true,
+                        .rule = rules::unpack,
+                        .run = handlers::unpack};
 const Operation kSend{.name = "send",
                       .summary = "sends what a stage has made to another pipeline rank",
                       .meeting = Meeting::kPair,
@@ -239,8 +249,8 @@ std::span<const Operation* const> all_operations() {
       &kCountTokens,    &kAllGather, &kReduceScatter, &kAllReduce, &kForward,
       &kForwardLoss,    &kLoss,      &kLossBackward,  &kBackward,  &kBackwardInput,
       &kBackwardWeight, &kReshard,   &kDecode,        &kCast,      &kCopy,
-      &kRelease,        &kReserve,   &kSend,          &kReceive,   &kAddTied,
-      &kNormPartial,    &kResults,   &kOptimizerStep};
+      &kRelease,        &kReserve,   &kPack,          &kUnpack,    &kSend,
+      &kReceive,        &kAddTied,   &kNormPartial,   &kResults,   &kOptimizerStep};
   return kAll;
 }
 

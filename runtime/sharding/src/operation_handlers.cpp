@@ -175,6 +175,14 @@ void reserve(StepContext& context, const Action& action, Stream& /*stream*/) {
   context.layers().reserve_input(action);
 }
 
+void pack(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().pack(action, stream);
+}
+
+void unpack(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().unpack(action, stream);
+}
+
 void send(StepContext& context, const Action& action, Stream& stream) {
   const int other = action.peer > context.schedule().pipeline.rank ? 1 : 0;
   context.pair(action).send(message_view(context, action, action.reads.front()), other, stream);

@@ -22,6 +22,8 @@ void cast(StepContext& context, const Action& action, Stream& stream);
 void copy(StepContext& context, const Action& action, Stream& stream);
 void release(StepContext& context, const Action& action, Stream& stream);
 void reserve(StepContext& context, const Action& action, Stream& stream);
+void pack(StepContext& context, const Action& action, Stream& stream);
+void unpack(StepContext& context, const Action& action, Stream& stream);
 void send(StepContext& context, const Action& action, Stream& stream);
 void receive(StepContext& context, const Action& action, Stream& stream);
 void add_tied(StepContext& context, const Action& action, Stream& stream);

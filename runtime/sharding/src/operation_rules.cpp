@@ -143,43 +143,9 @@ std::size_t input_operands(const Action& action) {
   return Schedule::takes_activation(action.layer) ? 1 : 0;
 }
 
-/// The operand that is a message of this role; a violation if it is not there.
-const Operand* find_message(ContentWalk& walk, const std::vector<Operand>& operands,
-                            BufferKind kind, Role role, std::string_view what) {
-  const Schedule& schedule = walk.schedule();
-  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
-    return schedule.is_of_kind(operand, kind) && schedule.role(operand.buffer) == role;
-  });
-  const bool there = found != operands.end();
-  walk.require_that(there, "must ", what, " a ", to_string(kind), " for a message");
-  return there ? &*found : nullptr;
-}
-
-/// Takes what another pipeline rank has sent: the output of `layer`, or its gradient.
-void take_message(ContentWalk& walk, const Action& action, Role role, int layer) {
-  const Operand* const operand =
-      find_message(walk, action.reads, BufferKind::kReceiveSlot, role, "read from");
-  if (operand == nullptr) return;
-  const Content message = walk.take(*operand);
-  walk.require_that(message.begin == layer && message.end == action.micro_step, "reads ",
-                    walk.name_of(operand->buffer), ", which holds the message of another layer or ",
-                    "micro-step: ", [&] { return walk.message_text(message); });
-}
-
-void write_message(ContentWalk& walk, const Action& action, Role role, int layer) {
-  const Operand* const operand =
-      find_message(walk, action.writes, BufferKind::kSendSlot, role, "write to");
-  if (operand == nullptr) return;
-  walk.require_that(!operand->adds, "adds to ", walk.name_of(operand->buffer));
-  walk.write(*operand, {.role = role, .begin = layer, .end = action.micro_step});
-}
-
 /// Takes the output of the layer before.
 void take_input(ContentWalk& walk, const Action& action) {
   if (input_operands(action) == 0) return;
-  if (walk.schedule().is_sent(action.layer - 1)) {
-    return take_message(walk, action, Role::kActivation, action.layer - 1);
-  }
   const Operand* const operand = find_activation(
       walk, action, action.reads, BufferKind::kActivation, action.layer - 1, "read its input, ");
   if (operand == nullptr) return;
@@ -206,9 +172,6 @@ const ScheduleLayer& layer_of(const ContentWalk& walk, const Action& action) {
 /// Writes the gradient of the layer's input, if that is wanted.
 void write_input_gradient(ContentWalk& walk, const Action& action) {
   if (!passes_on(walk, action)) return;
-  if (walk.schedule().is_sent(action.layer - 1)) {
-    return write_message(walk, action, Role::kActivationGradient, action.layer - 1);
-  }
   const Operand* const operand =
       find_activation(walk, action, action.writes, BufferKind::kActivationGradient,
                       action.layer - 1, "write the gradient of its input, ");
@@ -235,10 +198,6 @@ bool take_kept(ContentWalk& walk, const Action& action) {
 
 /// Takes the gradient of the layer's output. False: a violation.
 bool take_output_gradient(ContentWalk& walk, const Action& action) {
-  if (walk.schedule().is_sent(action.layer)) {
-    take_message(walk, action, Role::kActivationGradient, action.layer);
-    return true;
-  }
   const Operand* const operand = find_activation(
       walk, action, action.reads, BufferKind::kActivationGradient, action.layer, "read ");
   if (operand == nullptr) return false;
@@ -376,17 +335,13 @@ void forward(ContentWalk& walk, const Action& action) {
   const std::size_t parameters =
       walk.read_parameters(action, layer_of(walk, action).forward_reads) + read_batch(walk, action);
   take_input(walk, action);
+  const Operand* const output = find_activation(
+      walk, action, action.writes, BufferKind::kActivation, action.layer, "write its output, ");
+  if (output == nullptr) return;
+  has_operands(walk, action, parameters + input_operands(action), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
-  const bool leaves = schedule.is_sent(action.layer);
-  has_operands(walk, action, parameters + input_operands(action), leaves && kept ? 2 : 1);
-  if (leaves) write_message(walk, action, Role::kActivation, action.layer);
-  if (leaves && !kept) return;
-  const Operand* const output =
-      find_activation(walk, action, action.writes, BufferKind::kActivation, action.layer,
-                      leaves ? "keep what its backward reads, " : "write its output, ");
-  if (output == nullptr) return;
-  walk.write(*output, {.role = Role::kActivation, .output = !leaves, .kept = kept});
+  walk.write(*output, {.role = Role::kActivation, .output = true, .kept = kept});
 }
 
 /// If a backward follows, keeps what that reads; a loss may compute its gradient while its input is

@@ -26,6 +26,8 @@ void cast(ContentWalk& walk, const Action& action);
 void copy(ContentWalk& walk, const Action& action);
 void release(ContentWalk& walk, const Action& action);
 void reserve(ContentWalk& walk, const Action& action);
+void pack(ContentWalk& walk, const Action& action);
+void unpack(ContentWalk& walk, const Action& action);
 void send(ContentWalk& walk, const Action& action);
 void receive(ContentWalk& walk, const Action& action);
 void add_tied(ContentWalk& walk, const Action& action);

@@ -70,7 +70,9 @@ class Order {
   void forward(const StagePass& stage);
   void backward(const StagePass& stage);
   void message(const StageEvent& event);
-  Operand add_message(BufferKind kind, Role role, int layer, int micro_step);
+  void pack(BufferKind kind, int layer, int micro_step);
+  void unpack(BufferKind kind, int layer, int micro_step);
+  Operand add_message(BufferKind kind, bool back, int layer, int micro_step);
   void pass(const Operation& operation, int layer, int micro_step);
   void read_parameters(Action& action, const std::vector<int>& units) const;
   void write_gradients(Action& action);
@@ -95,7 +97,7 @@ class Order {
   std::vector<Gradient> open_;           ///< in order of first write
   std::map<Place, Operand> outputs_;     ///< where a layer's forward has left something
   std::map<Place, Operand> output_gradients_;  ///< of the layer's output
-  std::map<Place, Operand> sent_, sent_back_;  ///< the same two, to be sent
+  std::map<Place, Operand> sent_, sent_back_;  ///< the same two, as messages
   std::vector<int> batches_;                   ///< by micro-step
   Operand tokens_, losses_;
 };
@@ -192,18 +194,16 @@ void Order::add_up_gradients(int l, int micro_step) {
 }
 
 /// A buffer for a message between stages: of a layer's output, or of its gradient.
-Operand Order::add_message(BufferKind kind, Role role, int l, int micro_step) {
-  const int stage = schedule_.pipeline.stage_of(l + 1);
+Operand Order::add_message(BufferKind kind, bool back, int l, int micro_step) {
   return {.buffer = add_buffer(
               schedule_,
               {.name = concat(kind == BufferKind::kSendSlot ? "send" : "receive",
-                              role == Role::kActivation ? ".x." : ".d.", layer(l).name, ".m",
-                              micro_step),
+                              back ? ".d." : ".x.", layer(l).name, ".m", micro_step),
                .kind = kind,
-               .role = role,
+               .role = back ? Role::kActivationGradient : Role::kActivation,
                .micro_step = micro_step,
                .format = schedule_.parameter_dtype,
-               .numel = schedule_.pipeline.input_numels[static_cast<std::size_t>(stage)]})};
+               .numel = schedule_.message_numel(l)})};
 }
 
 /// A pass through a layer; its operands follow from the parts of its operation, see PassParts.
@@ -229,24 +229,13 @@ void Order::pass(const Operation& operation, int l, int micro_step) {
   if (last && trains_) action.reads.push_back(tokens_);
   if (parts.gradients) write_gradients(action);
   if (parts.backward && l > schedule_.first_backward_layer) {
-    const bool leaves = schedule_.is_sent(l - 1);
-    Operand& gradient = (leaves ? sent_back_ : output_gradients_)[before];
-    gradient = leaves ? add_message(BufferKind::kSendSlot, Role::kActivationGradient, l - 1,
-                                    micro_step)
-                      : add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
-    action.writes.push_back(gradient);
+    output_gradients_[before] =
+        add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
+    action.writes.push_back(output_gradients_[before]);
   }
-  if (parts.forward && !parts.backward) {
-    const bool leaves = schedule_.is_sent(l);
-    const bool is_kept = trains_ && l >= schedule_.first_backward_layer;
-    if (is_kept || (!last && !leaves)) {
-      outputs_[here] = add_activation(BufferKind::kActivation, l, micro_step);
-      action.writes.push_back(outputs_[here]);
-    }
-    if (leaves) {
-      sent_[here] = add_message(BufferKind::kSendSlot, Role::kActivation, l, micro_step);
-      action.writes.push_back(sent_[here]);
-    }
+  if (parts.forward && !parts.backward && (!last || trains_)) {
+    outputs_[here] = add_activation(BufferKind::kActivation, l, micro_step);
+    action.writes.push_back(outputs_[here]);
   }
   if (parts.losses) {
     action.writes.push_back(losses_);
@@ -256,50 +245,78 @@ void Order::pass(const Operation& operation, int l, int micro_step) {
   if (parts.gradients) add_up_gradients(l, micro_step);
 }
 
-void Order::forward(const StagePass& pass_of) {
-  const LayerRange range = schedule_.layers_of(pass_of.stage);
+/// A loss that is forward and backward in one is part of the backward.
+void Order::forward(const StagePass& stage) {
+  const LayerRange range = schedule_.layers_of(stage.stage);
+  if (stage.stage > 0) unpack(BufferKind::kActivation, range.begin - 1, stage.micro_step);
   for (int l = range.begin; l < range.end; ++l) {
-    const bool loss_in_one = trains_ && !layer(l).splits_backward;
-    pass(!schedule_.is_last(l) ? operations::kForward
-         : loss_in_one         ? operations::kLoss
-                               : operations::kForwardLoss,
-         l, pass_of.micro_step);
+    if (!schedule_.is_last(l)) {
+      pass(operations::kForward, l, stage.micro_step);
+    } else if (!trains_ || layer(l).splits_backward) {
+      pass(operations::kForwardLoss, l, stage.micro_step);
+    }
   }
+  pack(BufferKind::kActivation, range.end - 1, stage.micro_step);
 }
 
-void Order::backward(const StagePass& pass_of) {
-  const LayerRange range = schedule_.layers_of(pass_of.stage);
+void Order::backward(const StagePass& stage) {
+  const LayerRange range = schedule_.layers_of(stage.stage);
+  unpack(BufferKind::kActivationGradient, range.end - 1, stage.micro_step);
   for (int l = range.end - 1; l >= std::max(range.begin, schedule_.first_backward_layer); --l) {
     const bool splits = layer(l).splits_backward;
     if (schedule_.is_last(l)) {
-      if (splits) pass(operations::kLossBackward, l, pass_of.micro_step);
+      pass(splits ? operations::kLossBackward : operations::kLoss, l, stage.micro_step);
       continue;
     }
     const bool in_one = !splits || layer(l).gradients.empty();
-    pass(in_one ? operations::kBackward : operations::kBackwardInput, l, pass_of.micro_step);
-    if (!in_one) pass(operations::kBackwardWeight, l, pass_of.micro_step);
+    pass(in_one ? operations::kBackward : operations::kBackwardInput, l, stage.micro_step);
+    if (!in_one) pass(operations::kBackwardWeight, l, stage.micro_step);
   }
+  if (range.begin > schedule_.first_backward_layer) {
+    pack(BufferKind::kActivationGradient, range.begin - 1, stage.micro_step);
+  }
+}
+
+/// From what a layer has left, or its gradient, to a message, if another pipeline rank reads it.
+void Order::pack(BufferKind kind, int l, int micro_step) {
+  if (!schedule_.is_sent(l)) return;
+  const Place place{l, micro_step};
+  const bool back = kind == BufferKind::kActivationGradient;
+  Operand& message = (back ? sent_back_ : sent_)[place];
+  message = add_message(BufferKind::kSendSlot, back, l, micro_step);
+  schedule_.actions.push_back({.operation = &operations::kPack,
+                               .reads = {(back ? output_gradients_ : outputs_).at(place)},
+                               .writes = {message}});
+}
+
+void Order::unpack(BufferKind kind, int l, int micro_step) {
+  if (!schedule_.is_sent(l)) return;
+  const Place place{l, micro_step};
+  const bool back = kind == BufferKind::kActivationGradient;
+  Operand& there = (back ? output_gradients_ : outputs_)[place];
+  there = add_activation(kind, l, micro_step);
+  schedule_.actions.push_back({.operation = &operations::kUnpack,
+                               .reads = {(back ? sent_back_ : sent_).at(place)},
+                               .writes = {there}});
 }
 
 void Order::message(const StageEvent& event) {
   const StagePass& made = event.pass;
   const LayerRange range = schedule_.layers_of(made.stage);
   const int l = made.backward ? range.begin - 1 : range.end - 1;
-  const Place place{l, made.micro_step};
-  const Role role = made.backward ? Role::kActivationGradient : Role::kActivation;
   const bool sends = event.kind == StageEvent::Kind::kSend;
+  Operand& slot = (made.backward ? sent_back_ : sent_)[{l, made.micro_step}];
   Action action{.operation = sends ? &operations::kSend : &operations::kReceive,
                 .lane = made.backward ? Lane::kSendBack : Lane::kSend,
                 .layer = l,
                 .micro_step = made.micro_step,
                 .peer = event.peer};
   if (sends) {
-    action.reads.push_back((made.backward ? sent_back_ : sent_).at(place));
+    action.reads.push_back(slot);
   } else {
-    Operand& there = (made.backward ? output_gradients_ : outputs_)[place];
-    there = add_message(BufferKind::kReceiveSlot, role, l, made.micro_step);
+    slot = add_message(BufferKind::kReceiveSlot, made.backward, l, made.micro_step);
     action.lane = opposite(action.lane);
-    action.writes.push_back(there);
+    action.writes.push_back(slot);
   }
   schedule_.actions.push_back(std::move(action));
 }

@@ -214,7 +214,8 @@ void Prefetch::take_apart() {
       around_.emplace_back();
       continue;
     }
-    if (operation->is_message) {
+    const bool is_packed = operation == &operations::kPack || operation == &operations::kUnpack;
+    if (operation->is_message || is_packed) {
       (passes_.empty() ? before_ : around_.back().rest).push_back(std::move(action));
       continue;
     }

@@ -198,6 +198,7 @@ void Sharding::finish(const Operand& gradient) {
   const auto collective = [&](const Operation& operation, AxisSet axes, AxisSet from, AxisSet to) {
     if (axes.empty()) return;
     Operand before = gradient, after = gradient;
+    before.adds = after.adds = false;
     before.sharded = from;
     after.sharded = to;
     actions_.push_back({.operation = &operation,

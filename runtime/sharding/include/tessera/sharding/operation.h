@@ -87,6 +87,8 @@ extern const Operation kCast;
 extern const Operation kCopy;
 extern const Operation kRelease;
 extern const Operation kReserve;
+extern const Operation kPack;
+extern const Operation kUnpack;
 extern const Operation kSend;
 extern const Operation kReceive;
 extern const Operation kAddTied;
