@@ -69,7 +69,7 @@ std::unique_ptr<ProcessGroup> make_sim_group(int rank, int size, SimMeetings& me
   check_rank(rank, size);
   require(present >= 1 && present <= size, ErrorCode::kInvalidArgument, "communicator '", name,
           "' of ", size, " ranks cannot have ", present, " simulated ones");
-  SimMeetings::Family& family = *meetings.family();
+  SimMeetings::Family& family = *meetings.family_;
   return std::make_unique<SimGroup>(rank, size, family.aborted(),
                                     family.join(name, rank, size, present));
 }

@@ -368,6 +368,15 @@ TEST_F(SimFaultTest, ACallThatDoesNotFitCountsForNothing) {
   EXPECT_EQ(span_of(*devices_[0], "send").end, 1.0);
 }
 
+TEST_F(SimFaultTest, ATaskMayNotCallTheGroupOnItsOwnStream) {
+  a_->submit({.name = "task"}, [&] { send(4)(*zero_, *a_); });
+  EXPECT_EQ(failure_of([&] { a_->synchronize(); }).code(), ErrorCode::kInvalidArgument);
+  const auto other = devices_[0]->create_stream({.name = "other"});
+  recv(4)(*one_, *b_);
+  send(4)(*zero_, *other);  // the first that counts
+  b_->synchronize();
+}
+
 TEST_F(SimFaultTest, WhoDidNotArriveIsNamed) {
   zero_->barrier(*a_);
   one_->barrier(*b_);

@@ -59,27 +59,27 @@ void Clock::report(Timeline& timeline, Queue& queue) const {
 bool Clock::advance() {
   std::optional<double> next;
   for (const auto& timeline : timelines_) {
-    std::vector<Queue*> running;
-    for (const auto& queue : timeline->queues) {
-      if (queue->runs) running.push_back(queue.get());
-    }
-    if (running.empty()) continue;
     const bool changed = std::exchange(timeline->changed, false);
-    if (changed && timeline->speeds) set_speeds(*timeline, running);
-    const double first = (*std::ranges::min_element(running, {}, &Queue::end))->end;
-    next = std::min(next.value_or(first), first);
+    if (changed && timeline->speeds) set_speeds(*timeline);
+    for (const auto& queue : timeline->queues) {
+      if (queue->runs) next = std::min(next.value_or(queue->end), queue->end);
+    }
   }
   if (next) now_ = *next;
   return next.has_value();
 }
 
-void Clock::set_speeds(const Timeline& timeline, const std::vector<Queue*>& running) const {
+void Clock::set_speeds(const Timeline& timeline) const {
+  std::vector<Queue*> running;
   std::vector<Work> works;
-  for (const Queue* queue : running) {
+  for (const auto& queue : timeline.queues) {
+    if (!queue->runs) continue;
     const Item& item = queue->items.front();
+    running.push_back(queue.get());
     works.push_back(item.work);
     works.back().name = item.name;
   }
+  if (running.empty()) return;
   std::vector<double> speeds(running.size(), 1.0);
   if (timeline.has_device) timeline.speeds(works, speeds);
   for (std::size_t i = 0; i < running.size(); ++i) {

@@ -72,7 +72,7 @@ class Clock {
   bool settle_first(Timeline& timeline, Queue& queue);
   void report(Timeline& timeline, Queue& queue) const;
   bool advance();
-  void set_speeds(const Timeline& timeline, const std::vector<Queue*>& running) const;
+  void set_speeds(const Timeline& timeline) const;
   void drop_finished();
   const Queue& arriving_at(const Moment& moment) const;
 

@@ -25,13 +25,7 @@ class QueuedStream : public SimStream {
   ~QueuedStream() override { queue_->has_stream = false; }
 
   void submit(const Work& work, std::function<void()> task) override {
-    // On a CPU it would run after tasks that need its result, and here there is no memory.
-    require(
-        !in_task_, ErrorCode::kInvalidArgument,
-        "Stream::submit was called by a task of the same stream, '", queue_->options.name,
-        "', while a run is planned: compute at once, in the calling thread, and only if "
-        "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a "
-        "task)");
+    refuse_own_task("submit");
     if (failure_) return;
     try {
       if (queue_->options.before_task) queue_->options.before_task();
@@ -69,6 +63,7 @@ class QueuedStream : public SimStream {
   }
 
   void arrive(const Event& announced) override {
+    refuse_own_task("arrive");
     auto moment = moment_of(announced, "arrive at");
     require(moment->to_submit > 0, ErrorCode::kInvalidArgument, "sim stream '",
             queue_->options.name, "' cannot arrive at an event once more than was announced");
@@ -98,6 +93,16 @@ class QueuedStream : public SimStream {
    private:
     bool& flag_;
   };
+
+  /// On a CPU it would run after tasks that need its result, and here there is no memory.
+  void refuse_own_task(const char* call) const {
+    require(
+        !in_task_, ErrorCode::kInvalidArgument, "Stream::", call,
+        " was called by a task of the same stream, '", queue_->options.name,
+        "', while a run is planned: compute at once, in the calling thread, and only if "
+        "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a "
+        "task)");
+  }
 
   void push_arrival(std::shared_ptr<sim::Moment> moment) {
     --moment->to_submit;

@@ -16,10 +16,11 @@ std::unique_ptr<ProcessGroup> make_sim_group(int rank, int size);
 class SimMeetings {
  public:
   SimMeetings();
-  class Family;
-  const std::shared_ptr<Family>& family() const { return family_; }
 
  private:
+  friend std::unique_ptr<ProcessGroup> make_sim_group(int rank, int size, SimMeetings& meetings,
+                                                      std::string name, int present);
+  class Family;
   const std::shared_ptr<Family> family_;
 };
 
