@@ -1,5 +1,6 @@
 #include "tessera/collectives/checked_group.h"
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -27,14 +28,20 @@ struct Signature {
 constexpr std::int64_t kSignatureNumel = sizeof(Signature) / sizeof(std::int64_t);
 
 Signature signature_of(const CollectiveCall& call) {
-  const bool pairwise = is_pairwise(call.kind);
-  return {.kind = static_cast<std::int64_t>(pairwise ? CollectiveKind::kSend : call.kind),
+  return {.kind = static_cast<std::int64_t>(call.kind),
           .input_dtype = static_cast<std::int64_t>(call.input.dtype),
           .input_numel = call.input.numel(),
           .output_dtype = static_cast<std::int64_t>(call.output.dtype),
           .output_numel = call.output.numel(),
-          .root = pairwise ? -1 : call.peer,
+          .root = is_pairwise(call.kind) ? -1 : call.peer,
           .accumulate = call.accumulate ? 1 : 0};
+}
+
+/// The same of both ends of a pair, one of which sends while the other receives.
+Signature without_direction(Signature s) {
+  const auto recv = static_cast<std::int64_t>(CollectiveKind::kRecv);
+  if (s.kind == recv) s.kind = static_cast<std::int64_t>(CollectiveKind::kSend);
+  return s;
 }
 
 std::string describe(const Signature& s) {
@@ -57,8 +64,9 @@ TensorView view_of(Signature* signatures, std::int64_t count) {
 }
 
 void compare(const std::vector<Signature>& signatures, const std::vector<int>& ranks) {
-  bool same = true;
-  for (const Signature& signature : signatures) same = same && signature == signatures[0];
+  const bool same = std::ranges::all_of(signatures, [&](const Signature& signature) {
+    return without_direction(signature) == without_direction(signatures[0]);
+  });
   if (same) return;
   std::string text = "ranks disagree about an operation:";
   for (std::size_t i = 0; i < signatures.size(); ++i) {

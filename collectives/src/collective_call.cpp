@@ -105,12 +105,19 @@ void check_call(const CollectiveCall& call, int rank, int size) {
 }
 
 CallSummary summary_of(const CollectiveCall& call) {
-  const bool pairwise = is_pairwise(call.kind);
-  return {.kind = static_cast<std::int32_t>(pairwise ? CollectiveKind::kSend : call.kind),
-          .peer = pairwise ? -1 : call.peer,
+  return {.kind = static_cast<std::int32_t>(call.kind),
+          .peer = is_pairwise(call.kind) ? -1 : call.peer,
           .numel = call.input.numel(),
           .dtype = static_cast<std::int32_t>(call.input.dtype),
           .on_gpu = call.gpu >= 0 ? 1 : 0};
+}
+
+bool fits(const CallSummary& a, const CallSummary& b) {
+  CallSummary wanted = a;
+  const auto kind = static_cast<CollectiveKind>(a.kind);
+  if (kind == CollectiveKind::kSend) wanted.kind = static_cast<int>(CollectiveKind::kRecv);
+  if (kind == CollectiveKind::kRecv) wanted.kind = static_cast<int>(CollectiveKind::kSend);
+  return wanted == b;
 }
 
 std::string describe(const CallSummary& summary) {

@@ -28,10 +28,10 @@ struct CollectiveCall {
   }
 };
 
-/// What must be the same in the calls of all ranks, or of both ends of a pair. Without pointers, so
-/// that it can be sent.
+/// What must fit in the calls of all ranks, or of both ends of a pair. Without pointers, so that it
+/// can be sent.
 struct CallSummary {
-  std::int32_t kind;  ///< send for both ends of a pair
+  std::int32_t kind;
   std::int32_t peer;  ///< root; -1 for pairs
   std::int64_t numel;
   std::int32_t dtype;
@@ -39,6 +39,8 @@ struct CallSummary {
   bool operator==(const CallSummary&) const = default;
 };
 CallSummary summary_of(const CollectiveCall& call);
+/// True for the same call, or a send and the recv of the same.
+bool fits(const CallSummary& a, const CallSummary& b);
 /// "all_gather of 12 fp32".
 std::string describe(const CallSummary& summary);
 

@@ -181,6 +181,29 @@ TEST(FailureTest, DifferentOperationsAreNotMixed) {
   }
 }
 
+TEST(FailureTest, AMessageThatItsReceiverDoesNotExpectIsNamed) {
+  for (const bool other_dtype : {false, true}) {
+    Groups groups = make_groups(2, milliseconds(60000));
+    const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+      Vector<float> sent(5);
+      Vector<std::int32_t> as_long(4);
+      Vector<float> received(4);
+      if (c.rank() == 0) c.group.recv(view_of(received), 1, c.stream);
+      if (c.rank() == 1) {
+        c.group.send(other_dtype ? view_of(as_long) : view_of(sent), 0, c.stream);
+      }
+      c.stream.synchronize();
+    });
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_TRUE(outcome.code.has_value());
+      EXPECT_TRUE(contains(outcome.what, "rank 0 issued recv of 4 fp32")) << outcome.what;
+      EXPECT_TRUE(contains(outcome.what, other_dtype ? "rank 1 issued send of 4 int32"
+                                                     : "rank 1 issued send of 5 fp32"))
+          << outcome.what;
+    }
+  }
+}
+
 // The buffers of a rank that fails die at once: ThreadSanitizer sees a peer that still reads them.
 // The root of a broadcast has nothing to do but wait while the others copy, so aborting then finds
 // it ready to leave.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/neighbours.h"
 #include "collectives/ranks.h"
 
 // Subgroups, concurrency of groups, and stress under random delays.
@@ -55,6 +56,13 @@ TEST(SplitTest, KeysReverseTheOrder) {
       EXPECT_EQ(alone->size(), 1);
       EXPECT_EQ(gathered_ranks(*alone, c.rank(), c.stream), Vector<std::int64_t>{c.rank()});
     });
+  }
+}
+
+TEST(SplitTest, PairsOfNeighboursExchangeInBothDirectionsAtOnce) {
+  for (int size : {2, 3, 4, 7}) {
+    Groups groups = make_groups(size);
+    test::exchange_between_neighbours(groups);
   }
 }
 

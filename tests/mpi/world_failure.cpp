@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 #include <thread>
+#include <vector>
 
 #include "mpi/processes.h"
 #include "tessera/core/cpu_device.h"
@@ -18,8 +19,26 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// A message that is longer than its receiver expects, or of another dtype and as long.
+constexpr std::int64_t kExpectedNumel = 4;
+TensorView message_of(const std::string& mode, std::vector<float>& memory) {
+  memory.resize(8);
+  if (mode == "dtype") return {memory.data(), DType::kInt32, Shape{kExpectedNumel}};
+  return {memory.data(), DType::kFloat32, Shape{kExpectedNumel + 1}};
+}
+bool sends(const std::string& mode) { return mode == "size" || mode == "dtype"; }
+
 /// Returns when the others have been told.
-void fail_as(const std::string& mode, const std::string& folder, ProcessGroup& group) {
+void fail_as(const std::string& mode, const std::string& folder, ProcessGroup& group,
+             Stream& stream) {
+  if (sends(mode)) {
+    std::vector<float> memory;
+    group.send(message_of(mode, memory), 0, stream);
+    try {
+      stream.synchronize();
+    } catch (const Error&) {  // the others write what they were told
+    }
+  }
   if (mode == "abort") group.abort("rank 5 failed: the disk is full");
   if (mode == "kill") raise(SIGKILL);
   if (mode == "exit") _exit(0);
@@ -32,8 +51,13 @@ void fail_as(const std::string& mode, const std::string& folder, ProcessGroup& g
   }
 }
 
-std::string outcome_of(ProcessGroup& group, Stream& stream) {
+std::string outcome_of(const std::string& mode, ProcessGroup& group, Stream& stream) {
+  std::vector<float> memory(kExpectedNumel);
   try {
+    if (sends(mode) && group.rank() == 0) {
+      const TensorView expected(memory.data(), DType::kFloat32, Shape{kExpectedNumel});
+      group.recv(expected, group.size() - 1, stream);
+    }
     while (true) {
       group.barrier(stream);
       stream.synchronize();
@@ -45,15 +69,17 @@ std::string outcome_of(ProcessGroup& group, Stream& stream) {
 
 void run_rank(ProcessGroup& group, const test::ProcessArguments& arguments) {
   const auto device = make_cpu_device();
-  const auto stream = device->create_stream({});
+  // As an executor's lanes do: a checked group leaves it to them.
+  const auto stream =
+      device->create_stream({.on_error = [&](std::string_view what) { group.abort(what); }});
   group.barrier(*stream);
   stream->synchronize();
   const Clock::time_point begin = Clock::now();
   if (group.rank() == group.size() - 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    return fail_as(arguments.mode, arguments.path, group);
+    return fail_as(arguments.mode, arguments.path, group, *stream);
   }
-  const std::string outcome = outcome_of(group, *stream);
+  const std::string outcome = outcome_of(arguments.mode, group, *stream);
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin);
   std::ofstream(arguments.path + "/" + std::to_string(group.rank())) << waited.count() << "\n"
                                                                      << outcome;

@@ -85,6 +85,22 @@ TEST_P(WorldFailure, AProcessThatLeavesEarlyIsNamed) {
   }
 }
 
+TEST_P(WorldFailure, AMessageThatItsReceiverDoesNotExpectIsNamed) {
+  for (const Ending& ending : run("size", 5)) {
+    EXPECT_THAT(ending.code, AnyOf("invalid_argument", "aborted"));
+    EXPECT_THAT(ending.what, HasSubstr("rank 5 issued send of 5 fp32"));
+    EXPECT_THAT(ending.what, HasSubstr("rank 0 issued recv of 4 fp32"));
+  }
+  for (const Ending& ending : run("dtype", 5)) {
+    EXPECT_THAT(ending.what, HasSubstr("rank 5 issued send of 4 int32"));
+    EXPECT_THAT(ending.what, HasSubstr("rank 0 issued recv of 4 fp32"));
+  }
+  for (const Ending& ending : run("size", 5, "--check")) {
+    EXPECT_THAT(ending.what, HasSubstr("rank 5 issued send(5 fp32)"));
+    EXPECT_THAT(ending.what, HasSubstr("rank 0 issued recv(4 fp32)"));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(OneMachine, WorldFailure, ::testing::Values(""));
 INSTANTIATE_TEST_SUITE_P(ThreeMachines, WorldFailure, ::testing::Values("--apart"));
 

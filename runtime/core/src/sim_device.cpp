@@ -5,141 +5,30 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <utility>
 
+#include "sim_clock.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace sim {
-
-class Moment : public Event::State {
- public:
-  void synchronize() override {}
-  bool is_over = false;
-};
-
-/// What a stream has to do next: a task, an event to wait for, or one to record.
-struct Item {
-  enum class Kind : std::uint8_t { kTask, kWait, kRecord } kind = Kind::kTask;
-  Work work{};
-  std::shared_ptr<Moment> event{};
-};
-
-/// A stream's queue, which outlives it: work that was submitted runs.
-struct Queue {
-  StreamOptions options;
-  std::deque<Item> items{};
-  bool runs = false;  ///< the task at the front does, since `begin`
-  double begin = 0.0;
-  double speed = 1.0;
-  double end = 0.0;  ///< if its speed stays
-};
-
-}  // namespace sim
-
-/// Runs the queues of all streams side by side, from one begin or end of a task to the next.
-class SimDevice::Clock {
- public:
-  Clock(SimSpeeds speeds, std::vector<SimSpan>& spans)
-      : speeds_(std::move(speeds)), spans_(spans) {}
-
-  sim::Queue& add(StreamOptions options) {
-    return *queues_.emplace_back(
-        std::make_unique<sim::Queue>(sim::Queue{.options = std::move(options)}));
-  }
-
-  void run() {
-    for (;;) {
-      while (settle()) {
-      }
-      if (!advance()) return;
-    }
-  }
-
- private:
-  /// Does all that takes no time; false if there was nothing.
-  bool settle() {
-    bool did = false;
-    for (const auto& queue : queues_) {
-      while (!queue->items.empty() && settle_first(*queue)) did = true;
-    }
-    return did;
-  }
-
-  bool settle_first(sim::Queue& queue) {
-    sim::Item& item = queue.items.front();
-    if (item.kind == sim::Item::Kind::kWait && !item.event->is_over) return false;
-    if (item.kind == sim::Item::Kind::kRecord) item.event->is_over = true;
-    if (item.kind == sim::Item::Kind::kTask) {
-      if (!queue.runs) {
-        queue.runs = true;
-        queue.begin = now_;
-        queue.speed = 1.0;
-        queue.end = now_ + item.work.seconds;
-      }
-      if (queue.end > now_) return false;
-      report(queue, item.work);
-    }
-    queue.items.pop_front();
-    return true;
-  }
-
-  void report(sim::Queue& queue, const Work& work) {
-    spans_.push_back({queue.options.name, std::string(work.name), work.action, queue.begin, now_});
-    queue.runs = false;
-    if (queue.options.on_span) queue.options.on_span(work, queue.begin, now_);
-  }
-
-  /// To the first end of a task that runs; false if none does.
-  bool advance() {
-    std::vector<sim::Queue*> running;
-    for (const auto& queue : queues_) {
-      if (queue->runs) running.push_back(queue.get());
-    }
-    if (running.empty()) return false;
-    if (speeds_) set_speeds(running);
-    now_ = (*std::ranges::min_element(running, {}, &sim::Queue::end))->end;
-    return true;
-  }
-
-  void set_speeds(const std::vector<sim::Queue*>& running) {
-    std::vector<Work> works;
-    for (const sim::Queue* queue : running) works.push_back(queue->items.front().work);
-    std::vector<double> speeds(running.size(), 1.0);
-    speeds_(works, speeds);
-    for (std::size_t i = 0; i < running.size(); ++i) {
-      sim::Queue& queue = *running[i];
-      if (speeds[i] == queue.speed) continue;  // so that nothing is rounded again
-      queue.end = now_ + (queue.end - now_) * queue.speed / speeds[i];
-      queue.speed = speeds[i];
-    }
-  }
-
-  const SimSpeeds speeds_;
-  std::vector<SimSpan>& spans_;
-  std::vector<std::unique_ptr<sim::Queue>> queues_;
-  double now_ = 0.0;
-};
+namespace {
 
 /// Runs tasks where they are submitted, and leaves it to the clock when they would have run.
-class SimStream : public Stream {
+class QueuedStream : public SimStream {
  public:
-  SimStream(SimDevice& device, StreamOptions options)
-      : device_(device), queue_(device.clock_->add(std::move(options))) {}
+  QueuedStream(std::shared_ptr<sim::Clock> clock, std::shared_ptr<sim::Queue> queue)
+      : clock_(std::move(clock)), queue_(std::move(queue)) {}
+  QueuedStream(const QueuedStream&) = delete;
+  QueuedStream& operator=(const QueuedStream&) = delete;
+  /// Nobody is told of what runs later.
+  ~QueuedStream() override { queue_->has_stream = false; }
 
   void submit(const Work& work, std::function<void()> task) override {
-    // On a CPU it would run after tasks that need its result, and here there is no memory.
-    require(
-        !in_task_, ErrorCode::kInvalidArgument,
-        "Stream::submit was called by a task of the same stream, '", queue_.options.name,
-        "', while a run is planned: compute at once, in the calling thread, and only if "
-        "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a "
-        "task)");
+    refuse_own_task("submit");
     if (failure_) return;
     try {
-      if (queue_.options.before_task) queue_.options.before_task();
+      if (queue_->options.before_task) queue_->options.before_task();
       const Running running(in_task_);
       if (task) task();
     } catch (const std::exception& error) {
@@ -149,29 +38,45 @@ class SimStream : public Stream {
       fail_with("unknown exception");
       return;
     }
-    queue_.items.push_back({.work = work});
+    queue_->items.push_back({.work = work, .name = std::string(work.name)});
   }
 
   Event record() override {
-    auto event = std::make_shared<sim::Moment>();
-    queue_.items.push_back({.kind = sim::Item::Kind::kRecord, .event = event});
-    return Event(std::move(event));
+    auto moment = std::make_shared<sim::Moment>(clock_);
+    push_arrival(moment);
+    return Event(std::move(moment));
   }
 
   void wait(const Event& event) override {
     if (event.state() == nullptr) return;
-    auto moment = std::dynamic_pointer_cast<sim::Moment>(event.state());
-    require(moment != nullptr, ErrorCode::kInvalidArgument, "sim stream '", queue_.options.name,
-            "' cannot wait for an event of another kind of device");
-    queue_.items.push_back({.kind = sim::Item::Kind::kWait, .event = std::move(moment)});
+    queue_->items.push_back(
+        {.kind = sim::Item::Kind::kWait, .moment = moment_of(event, "wait for")});
+  }
+
+  Event announce(int arrivals, std::function<Error()> overdue) override {
+    require(arrivals > 0 && overdue != nullptr, ErrorCode::kInvalidArgument, "an event of ",
+            arrivals, " arrivals cannot be announced, nor one that has no error");
+    auto moment = std::make_shared<sim::Moment>(clock_);
+    moment->to_submit = moment->to_come = arrivals;
+    moment->overdue = std::move(overdue);
+    return Event(std::move(moment));
+  }
+
+  void arrive(const Event& announced) override {
+    refuse_own_task("arrive");
+    auto moment = moment_of(announced, "arrive at");
+    require(moment->to_submit > 0, ErrorCode::kInvalidArgument, "sim stream '",
+            queue_->options.name, "' cannot arrive at an event once more than was announced");
+    push_arrival(std::move(moment));
   }
 
   /// There is nothing to copy, from or to.
   void copy(void* /*destination*/, const void* /*source*/, std::size_t /*bytes*/) override {}
 
   void synchronize() override {
-    device_.clock_->run();
+    clock_->run();
     if (failure_) std::rethrow_exception(failure_);
+    if (!queue_->items.empty()) throw clock_->explain(*queue_);
   }
 
   bool failed() const override { return failure_ != nullptr; }
@@ -189,26 +94,64 @@ class SimStream : public Stream {
     bool& flag_;
   };
 
-  void fail_with(std::string_view what) {
-    failure_ = std::current_exception();
-    if (queue_.options.on_error) queue_.options.on_error(what);
+  /// On a CPU it would run after tasks that need its result, and here there is no memory.
+  void refuse_own_task(const char* call) const {
+    require(
+        !in_task_, ErrorCode::kInvalidArgument, "Stream::", call,
+        " was called by a task of the same stream, '", queue_->options.name,
+        "', while a run is planned: compute at once, in the calling thread, and only if "
+        "Device::kind() is not DeviceKind::kSim (an operation of your own runs inside of such a "
+        "task)");
   }
 
-  SimDevice& device_;
-  sim::Queue& queue_;
+  void push_arrival(std::shared_ptr<sim::Moment> moment) {
+    --moment->to_submit;
+    queue_->items.push_back({.kind = sim::Item::Kind::kArrive, .moment = std::move(moment)});
+  }
+
+  std::shared_ptr<sim::Moment> moment_of(const Event& event, const char* what_to_do) const {
+    auto moment = std::dynamic_pointer_cast<sim::Moment>(event.state());
+    require(moment != nullptr, ErrorCode::kInvalidArgument, "sim stream '", queue_->options.name,
+            "' cannot ", what_to_do, " an event of another kind of device");
+    require(moment->clock.lock() == clock_, ErrorCode::kInvalidArgument, "sim stream '",
+            queue_->options.name, "' cannot ", what_to_do,
+            " an event of a device with another clock; make one SimDevice beside the other");
+    return moment;
+  }
+
+  void fail_with(std::string_view what) {
+    failure_ = std::current_exception();
+    if (queue_->options.on_error) queue_->options.on_error(what);
+  }
+
+  const std::shared_ptr<sim::Clock> clock_;
+  const std::shared_ptr<sim::Queue> queue_;
   std::exception_ptr failure_;
   bool in_task_ = false;
 };
 
+}  // namespace
+
 SimDevice::SimDevice(DeviceKind stands_for, SimSpeeds speeds)
+    : SimDevice(stands_for, std::move(speeds), std::make_shared<sim::Clock>()) {}
+
+SimDevice::SimDevice(DeviceKind stands_for, SimSpeeds speeds, const SimDevice& beside)
+    : SimDevice(stands_for, std::move(speeds), beside.clock_) {}
+
+SimDevice::SimDevice(DeviceKind stands_for, SimSpeeds speeds, std::shared_ptr<sim::Clock> clock)
     : has_pool_(stands_for == DeviceKind::kCuda),
       pool_([this](std::size_t wanted, std::size_t) {
         next_address_ += wanted;
         return SegmentPool::Segment{.address = next_address_ - wanted, .bytes = wanted};
       }),
-      clock_(std::make_unique<Clock>(std::move(speeds), spans_)) {}
+      clock_(std::move(clock)),
+      timeline_(std::make_shared<sim::Timeline>(sim::Timeline{.speeds = std::move(speeds)})) {
+  clock_->add(timeline_);
+}
 
-SimDevice::~SimDevice() = default;
+SimDevice::~SimDevice() { timeline_->has_device = false; }
+
+const std::vector<SimSpan>& SimDevice::spans() const { return timeline_->spans; }
 
 void* SimDevice::allocate(std::size_t bytes) {
   if (has_pool_) return reinterpret_cast<void*>(pool_.allocate(bytes));
@@ -236,7 +179,9 @@ void SimDevice::deallocate_host(void* address, std::size_t bytes) noexcept {
 }
 
 std::unique_ptr<Stream> SimDevice::create_stream(StreamOptions options) {
-  return std::make_unique<SimStream>(*this, std::move(options));
+  auto queue = std::make_shared<sim::Queue>(sim::Queue{.options = std::move(options)});
+  timeline_->queues.push_back(queue);
+  return std::make_unique<QueuedStream>(clock_, std::move(queue));
 }
 
 }  // namespace tessera
