@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -12,6 +14,7 @@
 #include "support/extent.h"
 #include "support/small_run.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/sharding/step_plan.h"
 
 namespace tessera::test {
@@ -210,6 +213,85 @@ TEST(Pipeline, EveryPairOfOptionsHasTheBitsOfOneStage) {
     run.reduce_dtype = DType::kFloat32;
     expect_same(run, train(in_one_stage(run)), text);
     if (HasFailure()) return;
+  }
+}
+
+/// A pipeline on virtual clocks: costs by what an action is.
+struct VirtualPipeline {
+  std::vector<int> first_layers;
+  PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
+  int micro_steps = 8;
+  int prefetch = 1;
+  std::map<int, double> forward, backward;  ///< by layer; 0 of the others
+  double message = 0.0;
+};
+
+/// Virtual seconds from the first pass to the last, of all pipeline ranks.
+double makespan(const VirtualPipeline& virtual_pipeline) {
+  const auto layers = static_cast<int>(virtual_pipeline.forward.size()) - 2;
+  SmallRun run{.layers = layers,
+               .first_layers = virtual_pipeline.first_layers,
+               .pipeline_order = virtual_pipeline.order,
+               .pipeline_prefetch = virtual_pipeline.prefetch,
+               .strategy = "no_shard",
+               .micro_steps = virtual_pipeline.micro_steps};
+  GptConfig config = small_gpt();
+  config.layers = run.layers;
+  config.tie_embedding = false;
+  const Model model = make_gpt(config);
+  const RandomTokens source(11, 61, true);
+  const ModelLayout layout = layout_of(run, model);
+  const StepPlan step = plan_step(layout, plan_options(run, model, layout, source));
+  require_valid(step);
+  ExecutorOptions options = executor_options(run);
+  options.cost = [&](const Schedule&, const Action& action) {
+    if (action.operation->is_message) return action.operation == &operations::kSend ||
+                                                     action.operation == &operations::kReceive
+                                                 ? virtual_pipeline.message
+                                                 : 0.0;
+    if (!action.operation->is_pass) return 0.0;
+    const PassParts& parts = action.operation->parts;
+    return (parts.forward ? virtual_pipeline.forward.at(action.layer) : 0.0) +
+           (parts.backward ? virtual_pipeline.backward.at(action.layer) : 0.0);
+  };
+  std::vector<std::vector<Program>> ranks;
+  for (const Schedule& schedule : step.ranks) ranks.push_back({{&schedule, &source}});
+  const std::vector<ExecutorOptions> all(ranks.size(), options);
+  double end = 0.0;
+  for (const Simulation& rank :
+       simulate(ranks, layout, model, state_options(step.ranks.front()), all)) {
+    for (const ActionSpan& span : rank.spans) end = std::max(end, span.end);
+  }
+  return end;
+}
+
+/// Equal stages, of which each costs F forward and B backward: one block is what costs.
+VirtualPipeline equal_stages(int stages, double f, double b) {
+  VirtualPipeline even{.first_layers = {}, .forward = {}, .backward = {}};
+  for (int s = 0; s < stages; ++s) even.first_layers.push_back(s == 0 ? 0 : s + 1);
+  for (int layer = 0; layer < stages + 2; ++layer) {
+    const bool block = layer > 0 && layer <= stages;
+    even.forward[layer] = block ? f : 0.0;
+    even.backward[layer] = block ? b : 0.0;
+  }
+  return even;
+}
+
+TEST(PipelineTimes, AreTheClosedForms) {
+  for (const PipelineOrder order : kOrders) {
+    for (const int stages : {1, 2, 4, 8}) {
+      for (const int micro_steps : {1, 3, 4, 8, 32}) {
+        for (const int prefetch : {0, 1, 2}) {
+          VirtualPipeline even = equal_stages(stages, 1.0, 2.0);
+          even.order = order;
+          even.micro_steps = micro_steps;
+          even.prefetch = prefetch;
+          EXPECT_DOUBLE_EQ(makespan(even), (micro_steps + stages - 1) * 3.0)
+              << to_string(order) << ", " << stages << " stages, " << micro_steps
+              << " micro-steps, " << prefetch << " messages ahead";
+        }
+      }
+    }
   }
 }
 

@@ -105,7 +105,12 @@ RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule*
   return groups;
 }
 
-RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> schedules) {
+RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> schedules,
+                                 SimMeetings* meetings) {
+  const auto make = [&](int own, int size, const std::string& name, int present) {
+    return meetings == nullptr ? make_sim_group(own, size)
+                               : make_sim_group(own, size, *meetings, name, present);
+  };
   const Schedule& schedule = *schedules.front();
   RankGroups groups;
   groups.rank_ = rank;
@@ -116,13 +121,16 @@ RankGroups RankGroups::simulated(int rank, std::span<const Schedule* const> sche
         make_sim_group(nesting.index(axes, rank), schedule.mesh.size(axes));
   }
   if (schedule.mesh.world_size() > 1) {
-    groups.control_ =
-        make_sim_group(nesting.index(nesting.all_axes(), rank), schedule.mesh.world_size());
+    groups.control_ = make(nesting.index(nesting.all_axes(), rank), schedule.mesh.world_size(),
+                           "all ranks", schedule.pipeline_ranks());
   }
   for (const PipelinePair& pair : pairs_of(schedules)) {
     const int own = groups.pipeline_rank_;
     if (pair.from != own && pair.to != own) continue;
-    groups.pairs_[pair] = make_sim_group(own > std::min(pair.from, pair.to) ? 1 : 0, 2);
+    groups.pairs_[pair] = make(own > std::min(pair.from, pair.to) ? 1 : 0, 2,
+                               concat("the ", to_string(pair.lane), " lane from pipeline rank ",
+                                      pair.from, " to ", pair.to),
+                               2);
   }
   return groups;
 }

@@ -3,6 +3,8 @@
 #include <map>
 #include <numeric>
 
+#include "tessera/collectives/sim_group.h"
+#include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/account.h"
@@ -142,67 +144,174 @@ void gather_largest(SimDevice& device, const ModelLayout& layout) {
   device.deallocate(device.allocate(bytes), bytes);
 }
 
+/// A rank that is simulated: its steps are begun, and then finished, as a host does.
+class SimulatedRank {
+ public:
+  /// `beside`: a rank on whose clock this one runs; null: on one of its own. `meetings`: see
+  /// RankGroups::simulated.
+  SimulatedRank(std::span<const Program> programs, const ModelLayout& layout, const Model& model,
+                const StateOptions& state, const ExecutorOptions& options,
+                const SimulatedRank* beside, SimMeetings* meetings)
+      : layout_(layout),
+        options_(options),
+        device_(make_device(options, beside)),
+        memory_(*device_),
+        programs_(with_shapes(programs)),
+        schedules_(schedules_of(programs)),
+        rank_(first_rank(state)),
+        groups_(RankGroups::simulated(rank_, schedules_, meetings)),
+        kernels_(recording_kernels()),
+        state_(layout, state, rank_, memory_),
+        walk_(schedules_, memory_) {
+    ExecutorOptions traced = options;
+    traced.before_task = nullptr;
+    traced.trace = true;
+    traced.graph = false;
+    traced.layer_kernels = &kernels_;
+    traced.before_action = [this](int, std::int64_t, const Action& action) {
+      walk_.begin(action);
+    };
+    const Recording recording(*this);
+    executor_ = std::make_unique<Executor>(state_, model, programs_, groups_, memory_, traced);
+  }
+  SimulatedRank(const SimulatedRank&) = delete;
+  SimulatedRank& operator=(const SimulatedRank&) = delete;
+
+  /// Issues one step of a program; of the first, as many as may be in flight.
+  void begin(std::size_t program) {
+    const Recording recording(*this);
+    executor_->begin_step(0, 0.0, program);
+    if (program > 0) return;
+    result_.traffic = executor_->traffic();
+    for (int step = 1; step < options_.steps_in_flight; ++step) executor_->begin_step(step, 0.0);
+  }
+  void finish(std::size_t program) {
+    const Recording recording(*this);
+    for (int step = 0; step < (program == 0 ? options_.steps_in_flight : 1); ++step) {
+      executor_->finish_step();
+    }
+    if (program == 0) result_.spans = executor_->spans();
+  }
+  Simulation take();
+
+ private:
+  /// Kernels are plain functions: while it lives, they record for this rank.
+  class Recording {
+   public:
+    explicit Recording(SimulatedRank& rank) {
+      recorded_attention = &rank.result_.attention_calls;
+      attention_kernels = rank.given_;
+    }
+    ~Recording() { recorded_attention = nullptr; }
+    Recording(const Recording&) = delete;
+    Recording& operator=(const Recording&) = delete;
+  };
+
+  static std::unique_ptr<SimDevice> make_device(const ExecutorOptions& options,
+                                                const SimulatedRank* beside) {
+    return beside == nullptr
+               ? std::make_unique<SimDevice>(options.device, options.speeds)
+               : std::make_unique<SimDevice>(options.device, options.speeds, *beside->device_);
+  }
+  /// The first rank of the state's pipeline rank.
+  static int first_rank(const StateOptions& state) {
+    return state.pipeline.rank * (state.mesh.world_size() / state.mesh.size(Axis::kPipeline));
+  }
+  std::vector<Program> with_shapes(std::span<const Program> programs) {
+    std::vector<Program> simulated;
+    for (const Program& program : programs) {
+      auto& own = shapes_[program.source];
+      if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
+      simulated.push_back({program.schedule, own.get(), program.predicts});
+    }
+    return simulated;
+  }
+  static std::vector<const Schedule*> schedules_of(std::span<const Program> programs) {
+    std::vector<const Schedule*> schedules;
+    for (const Program& program : programs) schedules.push_back(program.schedule);
+    return schedules;
+  }
+  KernelTable recording_kernels() {
+    given_ = options_.layer_kernels != nullptr ? options_.layer_kernels : &kernels_for(*device_);
+    KernelTable kernels = *given_;
+    if (options_.device == DeviceKind::kCuda) {
+      kernels.attention_forward = record_attention<false, AttentionForwardArgs>;
+      kernels.attention_backward = record_attention<true, AttentionBackwardArgs>;
+    }
+    return kernels;
+  }
+
+  const ModelLayout& layout_;
+  const ExecutorOptions& options_;
+  Simulation result_;
+  std::unique_ptr<SimDevice> device_;
+  Memory memory_;
+  std::map<const BatchSource*, std::unique_ptr<ShapesOnly>> shapes_;  ///< programs may share one
+  const std::vector<Program> programs_;
+  const std::vector<const Schedule*> schedules_;
+  const int rank_;
+  RankGroups groups_;
+  const KernelTable* given_ = nullptr;
+  const KernelTable kernels_;
+  TrainingState state_;
+  MemoryWalk walk_;
+  std::unique_ptr<Executor> executor_;
+};
+
+/// What stays is taken from the plans alone; the run contributes what comes and goes.
+Simulation SimulatedRank::take() {
+  walk_.end();
+  result_.step_memory = walk_.take();
+  result_.memory = memory_.peak();
+  const MemoryUse planned = account_memory(schedules_);
+  for (const MemoryCategory category : kPlanned) {
+    result_.memory.total += planned[category] - result_.memory.by_category[category];
+    result_.memory.by_category[category] = planned[category];
+  }
+  const MemoryUse on_host = account_memory(schedules_, Tier::kHost);
+  result_.host_memory = {.total = total_of(on_host), .by_category = on_host};
+  if (options_.device == DeviceKind::kCuda) {
+    gather_largest(*device_, layout_);
+    result_.reserved_bytes = device_->reserved_bytes();
+  }
+  return std::move(result_);
+}
+
 }  // namespace
 
 Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
-                    const Model& model, const StateOptions& state_options,
-                    const ExecutorOptions& options) {
-  SimDevice device(options.device, options.speeds);
-  Memory memory(device);
-  std::map<const BatchSource*, std::unique_ptr<ShapesOnly>> shapes;  // programs may share one
-  std::vector<Program> simulated;
-  std::vector<const Schedule*> schedules;
-  for (const Program& program : programs) {
-    auto& own = shapes[program.source];
-    if (own == nullptr) own = std::make_unique<ShapesOnly>(*program.source);
-    simulated.push_back({program.schedule, own.get(), program.predicts});
-    schedules.push_back(program.schedule);
+                    const Model& model, const StateOptions& state, const ExecutorOptions& options) {
+  SimulatedRank rank(programs, layout, model, state, options, nullptr, nullptr);
+  for (std::size_t p = 0; p < programs.size(); ++p) {
+    rank.begin(p);
+    rank.finish(p);
   }
-  const Mesh& mesh = state_options.mesh;
-  const int rank = state_options.pipeline.rank * (mesh.world_size() / mesh.size(Axis::kPipeline));
-  RankGroups groups = RankGroups::simulated(rank, schedules);
-  ExecutorOptions traced = options;
-  traced.before_task = nullptr;
-  traced.trace = true;
-  traced.graph = false;
-  Simulation result;
-  const KernelTable& given =
-      options.layer_kernels != nullptr ? *options.layer_kernels : kernels_for(device);
-  KernelTable kernels = given;
-  if (options.device == DeviceKind::kCuda) {
-    kernels.attention_forward = record_attention<false, AttentionForwardArgs>;
-    kernels.attention_backward = record_attention<true, AttentionBackwardArgs>;
-    recorded_attention = &result.attention_calls;
-    attention_kernels = &given;
+  return rank.take();
+}
+
+std::vector<Simulation> simulate(std::span<const std::vector<Program>> ranks,
+                                 const ModelLayout& layout, const Model& model,
+                                 const StateOptions& state,
+                                 std::span<const ExecutorOptions> options) {
+  require(!ranks.empty() && options.size() == ranks.size(), ErrorCode::kInvalidArgument,
+          "programs of ", ranks.size(), " pipeline ranks, and options of ", options.size());
+  SimMeetings meetings;
+  std::vector<std::unique_ptr<SimulatedRank>> simulated;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    StateOptions own = state;
+    own.pipeline.rank = static_cast<int>(r);
+    simulated.push_back(std::make_unique<SimulatedRank>(
+        ranks[r], layout, model, own, options[r],
+        simulated.empty() ? nullptr : simulated.front().get(),
+        ranks.size() == 1 ? nullptr : &meetings));
   }
-  traced.layer_kernels = &kernels;
-  TrainingState state(layout, state_options, rank, memory);
-  MemoryWalk walk(schedules, memory);
-  traced.before_action = [&](int, std::int64_t, const Action& action) { walk.begin(action); };
-  Executor executor(state, model, simulated, groups, memory, traced);
-  executor.begin_step(0, 0.0);
-  result.traffic = executor.traffic();
-  for (int step = 1; step < options.steps_in_flight; ++step) executor.begin_step(step, 0.0);
-  for (int step = 0; step < options.steps_in_flight; ++step) executor.finish_step();
-  result.spans = executor.spans();
-  for (std::size_t p = 1; p < simulated.size(); ++p) executor.run_step(0, 0.0, p);
-  walk.end();
-  result.step_memory = walk.take();
-  result.memory = memory.peak();
-  // What stays is taken from the plans alone; the run contributes what comes and goes.
-  const MemoryUse planned = account_memory(schedules);
-  for (const MemoryCategory category : kPlanned) {
-    result.memory.total += planned[category] - result.memory.by_category[category];
-    result.memory.by_category[category] = planned[category];
+  for (std::size_t p = 0; p < ranks.front().size(); ++p) {
+    for (const auto& rank : simulated) rank->begin(p);
+    for (const auto& rank : simulated) rank->finish(p);
   }
-  const MemoryUse on_host = account_memory(schedules, Tier::kHost);
-  result.host_memory = {.total = total_of(on_host), .by_category = on_host};
-  if (options.device == DeviceKind::kCuda) {
-    gather_largest(device, layout);
-    result.reserved_bytes = device.reserved_bytes();
-  }
-  recorded_attention = nullptr;
-  return result;
+  std::vector<Simulation> results;
+  for (const auto& rank : simulated) results.push_back(rank->take());
+  return results;
 }
 
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,

@@ -238,6 +238,12 @@ struct Simulation {
 /// virtual clock. Sources are asked for shapes only. Traffic and spans are the first program's.
 Simulation simulate(std::span<const Program> programs, const ModelLayout& layout,
                     const Model& model, const StateOptions& state, const ExecutorOptions& options);
+/// One rank of each pipeline rank, side by side on one clock. `ranks` and `options`: by pipeline
+/// rank; each has programs of its own schedules, in the same order. `state` is that of any of them.
+std::vector<Simulation> simulate(std::span<const std::vector<Program>> ranks,
+                                 const ModelLayout& layout, const Model& model,
+                                 const StateOptions& state,
+                                 std::span<const ExecutorOptions> options);
 /// The same for one schedule that trains.
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                     const BatchSource& source, const ExecutorOptions& options);

@@ -10,6 +10,8 @@
 
 namespace tessera {
 
+class SimMeetings;
+
 /// Two pipeline ranks of which one sends to the other.
 struct PipelinePair {
   Lane lane = Lane::kSend;  ///< the sender's
@@ -32,8 +34,10 @@ class RankGroups {
   /// For several schedules: those of all pipeline ranks, and of each all that run over its state,
   /// in the same order on every rank.
   static RankGroups split_from(ProcessGroup& world, std::span<const Schedule* const> schedules);
-  /// Groups of one simulated rank.
-  static RankGroups simulated(int rank, std::span<const Schedule* const> schedules);
+  /// Groups of one simulated rank. `meetings`: where it meets the other pipeline ranks, of each of
+  /// which one rank is simulated; null: it is simulated alone.
+  static RankGroups simulated(int rank, std::span<const Schedule* const> schedules,
+                              SimMeetings* meetings = nullptr);
 
   int rank() const { return rank_; }
   /// Throws Error{kInternal} if the schedule has no such collective.
