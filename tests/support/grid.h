@@ -26,6 +26,7 @@ inline std::vector<AxisSet> every_axis_set() {
 inline std::string shape_of(const Mesh& mesh) {
   std::string text;
   for (const AxisRow& row : kAxisTable) {
+    if (!is_always_written(row) && mesh.size(row.axis) == 1) continue;
     text += (text.empty() ? "" : "x") + std::to_string(mesh.size(row.axis));
   }
   return text;

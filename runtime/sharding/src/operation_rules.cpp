@@ -715,8 +715,8 @@ void results(ContentWalk& walk, const Action& action) {
             !walk.is_trained({u, f}) || walk.is_normed({u, f}),
             walk.schedule().units[static_cast<std::size_t>(u)].mirrors < 0
                 ? "the norm of "
-                : "the gradient that is to be added to another unit's, of ",
-            [&] { return walk.flats_text(u, {f}); }, ", has not been taken");
+                : "the gradient for another unit of ",
+            [&] { return walk.flats_text(u, {f}); }, " has not been taken");
       }
     }
   }
