@@ -12,11 +12,11 @@
 #include <string_view>
 #include <vector>
 
-#include "aliases.h"
 #include "commands.h"
-#include "help_format.h"
 #include "launch/launch_command.h"
-#include "terminal.h"
+#include "output/terminal.h"
+#include "settings/flag_aliases.h"
+#include "settings/help_format.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"

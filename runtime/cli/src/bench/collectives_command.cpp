@@ -14,7 +14,7 @@
 #include "bench/collective_report.h"
 #include "bench/machine_context.h"
 #include "commands.h"
-#include "help_format.h"
+#include "settings/help_format.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/core/mesh.h"

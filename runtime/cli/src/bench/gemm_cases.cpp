@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "gpt_settings.h"
+#include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/kernel_calls.h"
 #include "tessera/model/gpt.h"

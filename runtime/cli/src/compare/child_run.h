@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "interrupt.h"
+#include "run/interrupt.h"
 
 namespace tessera::cli {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "sweep.h"
+#include "settings/sweep.h"
 #include "tessera/compat/config.h"
 #include "tessera/lab/comparison.h"
 #include "tessera/lab/hardware_profile.h"

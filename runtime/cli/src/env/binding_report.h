@@ -4,8 +4,8 @@
 #include <string>
 
 #include "env/report_part.h"
+#include "output/text_table.h"
 #include "tessera/core/cuda_device.h"
-#include "text_table.h"
 
 namespace tessera::cli {
 

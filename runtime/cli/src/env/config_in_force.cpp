@@ -3,8 +3,8 @@
 #include <cstdlib>
 
 #include "commands.h"
-#include "gpt_settings.h"
-#include "option_names.h"
+#include "settings/gpt_settings.h"
+#include "settings/option_names.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 

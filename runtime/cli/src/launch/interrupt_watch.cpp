@@ -6,7 +6,7 @@
 #include <string>
 
 #include "commands.h"
-#include "terminal.h"
+#include "output/terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/start_thread.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "interrupt.h"
+#include "run/interrupt.h"
 #include "tessera/collectives/world.h"
 
 namespace tessera::cli {

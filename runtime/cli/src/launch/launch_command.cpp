@@ -11,12 +11,12 @@
 #include <string_view>
 #include <utility>
 
-#include "aliases.h"
-#include "command_line.h"
 #include "commands.h"
-#include "gpt_settings.h"
 #include "launch/launch_processes.h"
 #include "launch/launched_command.h"
+#include "settings/command_line.h"
+#include "settings/flag_aliases.h"
+#include "settings/gpt_settings.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/compat/config.h"
 #include "tessera/compat/launcher.h"

@@ -7,10 +7,10 @@
 #include <random>
 #include <sstream>
 
-#include "command_line.h"
 #include "commands.h"
-#include "gpt_settings.h"
 #include "launch/launch_gpus.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
