@@ -13,6 +13,8 @@
 #include "output/terminal.h"
 #include "run/interrupt.h"
 #include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
 #include "tessera/core/cuda_device.h"
@@ -56,10 +58,10 @@ std::vector<GemmArgs> gemms_of_run(Config& config, TrainerOptions options) {
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
   options.evaluation_samples = evaluation_division(options).samples_per_step();
-  return record_gemms(make_training_plan(model, shapes, options, &shapes), model, shapes, &shapes);
+  return record_gemms(make_training_plan({model, shapes, &shapes}, options));
 }
 
-/// What the file has, of this machine; empty if there is none yet.
+/// Reads the file's table for this machine; empty if there is no file yet.
 GemmTable table_to_extend(const std::string& path, const GemmMachine& machine) {
   if (!holds_something(path)) return {.machine = machine};
   GemmTable table = read_gemm_table(path);
@@ -152,7 +154,7 @@ class ProgressLine {
   bool open_ = false;
 };
 
-/// Of this machine's first visible GPU.
+/// Profiles this machine's first visible GPU.
 HardwareProfile profile_of_gpu(CalibrationOptions options) {
   const auto device = make_cuda_device();
   const CudaStatus status = cuda_status();

@@ -151,7 +151,7 @@ int save_default(const std::string& given, const std::string& precision, bool ov
   return kExitGood;
 }
 
-/// What the file says. Whether a run can use that is not for an update to judge.
+/// Reads the file. An update does not judge whether a run can use it.
 nlohmann::json read_accelerate(const std::string& path) {
   const ConfigContents contents = read_config(
       path,

@@ -11,6 +11,8 @@
 #include "run/data_report.h"
 #include "run/dump_watch.h"
 #include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"

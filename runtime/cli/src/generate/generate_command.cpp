@@ -13,6 +13,8 @@
 #include "run/interrupt.h"
 #include "run/work_watch.h"
 #include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
@@ -201,7 +203,7 @@ std::int64_t window_of(const Config& config, const GptConfig& gpt, std::int64_t 
   return wanted;
 }
 
-/// What the user should know before the first token.
+/// Prints notes that the user should see before the first token.
 void print_notes(const Config& config, const PretrainedGpt& pretrained, const GptConfig& held,
                  std::int64_t text_tokens, std::int64_t window) {
   const std::string decoding =

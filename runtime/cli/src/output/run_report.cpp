@@ -216,15 +216,16 @@ std::string describe_shape(const Schedule& schedule) {
          counted(slots(Role::kGradient), "gradient slot");
 }
 
-std::string describe_model(const Model& model, const TrainingPlan& plan) {
+std::string describe_model(const TrainingPlan& plan) {
+  const Model& model = plan.inputs.model;
   const std::int64_t all = parameter_count(model), trained = trained_count(model);
   const std::string of_them =
       trained == all ? ""
                      : concat(" (", with_prefix(static_cast<double>(trained)), " trained",
                               plan.options.trainable_strategy.empty() ? "" : ", ",
                               plan.options.trainable_strategy, ")");
-  return with_prefix(static_cast<double>(all)) + " parameters" + of_them + " in " +
-         counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+  return model.name + ": " + with_prefix(static_cast<double>(all)) + " parameters" + of_them +
+         " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
 void print_memory(std::ostream& out, const TrainingPlan& plan) {

@@ -9,7 +9,7 @@ namespace tessera::cli {
 /// Reports and help are as wide as a usual terminal.
 inline constexpr int kColumns = 80;
 
-/// What a stream can show.
+/// The abilities of a stream.
 struct Terminal {
   bool interactive = false;  ///< a person watches: lines can be rewritten
   bool colours = false;      ///< interactive, and NO_COLOR is not set

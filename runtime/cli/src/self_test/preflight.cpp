@@ -12,7 +12,6 @@
 #include "output/terminal.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
-#include "self_test/preflight_exchange.h"
 #include "self_test/preflight_links.h"
 #include "self_test/self_test_training.h"
 #include "tessera/core/error.h"

@@ -81,7 +81,7 @@ class SelfTest {
   CheckList checks_;
 };
 
-/// Of the settings of a run, --help shows those that decide what is tested.
+/// The settings of a run that decide what is tested; --help shows them alone.
 std::vector<Setting> self_test_settings() {
   constexpr std::array<std::string_view, 16> kShown{"ranks",
                                                     "wrap",
