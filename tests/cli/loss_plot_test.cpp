@@ -1,4 +1,4 @@
-#include "loss_plot.h"
+#include "train/loss_plot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

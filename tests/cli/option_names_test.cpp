@@ -1,4 +1,4 @@
-#include "option_names.h"
+#include "settings/option_names.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,7 +80,8 @@ TEST_F(OptionNames, NoMessageOfTheLibraryHasAFlag) {
       const std::string found = (*at)[2];
       EXPECT_TRUE(kOthers.contains(found))
           << literal.file << ": \"" << literal.text << "\": name the option by its field, as `"
-          << "policy.recompute`; the program prints its flag (runtime/cli/src/option_names.cpp)";
+          << "policy.recompute`; the program prints its flag "
+             "(runtime/cli/src/settings/option_names.cpp)";
     }
   }
 }

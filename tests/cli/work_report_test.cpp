@@ -1,4 +1,4 @@
-#include "work_report.h"
+#include "run/work_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,8 @@
 #   1. a module includes public headers only of itself and of the modules below it (table here);
 #   2. `#include "x.h"` without "tessera/" names a private header of the same module;
 #   3. a public header includes only the standard library, ours, and what the installed package
-#      finds for its users (`public_vendors`), so embedding Tessera needs no other package.
+#      finds for its users (`public_vendors`), so embedding Tessera needs no other package;
+#   4. no two files have the same name, so that a name in a message or a search is one file.
 cmake_minimum_required(VERSION 3.25)
 
 if(NOT IS_DIRECTORY "${ROOT}")
@@ -39,12 +40,24 @@ set(cli_folder runtime/cli)
 set(cli_may core kernels collectives autograd sharding checkpoint lab trainer compat model)
 set(public_vendors "nlohmann/json(_fwd)?[.]hpp")
 
+set(shared_names gradient_sums.h)  # still to be renamed
+
 set(violations 0)
 set(includes_seen 0)
 
 macro(violation text)
   math(EXPR violations "${violations} + 1")
   message("${file}:${line_number}: ${text}")
+endmacro()
+
+# Checks that no file before `file` has its name.
+macro(check_name)
+  get_filename_component(name "${file}" NAME)
+  set(line_number 1)
+  if(DEFINED "file_of_${name}" AND NOT name IN_LIST shared_names)
+    violation("${file_of_${name}} has the same name; name each file by what it has")
+  endif()
+  set("file_of_${name}" "${file}")
 endmacro()
 
 # Checks one `#include` of `file`; `header` is its name, `quoted` says "x" rather than <x>.
@@ -70,6 +83,7 @@ foreach(module IN LISTS modules)
   set(folder "${ROOT}/${${module}_folder}")
   file(GLOB_RECURSE files "${folder}/*.h" "${folder}/*.cpp" "${folder}/*.cuh" "${folder}/*.cu")
   foreach(file IN LISTS files)
+    check_name()
     # file(STRINGS) with a regex would lose the line numbers. Brackets and semicolons mean something
     # in CMake lists and never occur in an include, so they may go.
     file(READ "${file}" text)

@@ -41,6 +41,9 @@ expect(runtime/core/src/tensor.cpp "#include \"simd.h\"" "\"simd.h\" is not a pr
 expect(runtime/core/src/tensor.cpp "#include \"../../../kernels/src/simd.h\"" "is not a private header")
 expect(kernels/include/tessera/kernels/x.h "#include <omp.h>" "may not include <omp.h>")
 
+expect(kernels/src/error.h "#pragma once" "kernels/src/error.h:1: .*/core/error.h has the same name")
+expect(runtime/core/src/simd.h "#pragma once" "kernels/src/simd.h:1: .*core/src/simd.h has the same name")
+
 file(REMOVE_RECURSE "${WORK}")
 if(failures GREATER 0)
   message(FATAL_ERROR "the layer check misjudged ${failures} trees")

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "machine.h"
+#include "env/machine.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/cpu_libraries.h"
 

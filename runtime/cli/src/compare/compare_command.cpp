@@ -5,18 +5,18 @@
 #include <iostream>
 #include <memory>
 
-#include "command_line.h"
 #include "commands.h"
 #include "compare/child_run.h"
+#include "compare/earlier_results.h"
 #include "compare/matrix.h"
-#include "compare/resume.h"
 #include "compare/run_log.h"
 #include "compare/table.h"
-#include "gpt_settings.h"
-#include "interrupt.h"
-#include "option_names.h"
-#include "profile_note.h"
-#include "terminal.h"
+#include "output/profile_note.h"
+#include "output/terminal.h"
+#include "run/interrupt.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
+#include "settings/option_names.h"
 #include "tessera/core/error.h"
 #include "tessera/core/storage.h"
 #include "tessera/lab/comparison_figures.h"
@@ -72,7 +72,8 @@ std::vector<Setting> compare_settings() {
                         .minimum = 1})};
 }
 
-/// What compare gives to a run itself, or what makes no sense in a series of short ones.
+/// True of a setting that compare gives to a run itself, or that makes no sense in a series of
+/// short runs.
 bool is_left_to_compare(const Setting& setting) {
   constexpr std::array kNames{"ranks",      "ranks_per_node",   "resume",     "save",
                               "save_every", "save_total_limit", "save_async", "save_failures",
@@ -138,7 +139,7 @@ std::string path_in(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
-/// As far as it can be told before anything is planned or written.
+/// Refuses a folder that cannot take the results, before anything is planned or written.
 void check_folder(const std::string& folder) {
   for (const char* name : {"results.json", "report.html", "runs/cell-1-repeat-1.jsonl"}) {
     check_writable(path_in(folder, name), "--out", Writing::kByReplacing);
@@ -151,7 +152,7 @@ void replace(const std::string& path, const std::string& text) {
   disk().rename(path + ".new", path);
 }
 
-/// What an earlier call has done of the matrix, or nothing of it.
+/// The matrix with the results of an earlier call, or without any.
 Comparison begin_or_resume(const CompareRequest& request, Comparison planned) {
   const std::string path = path_in(request.folder, "results.json");
   if (!holds_something(path)) return planned;

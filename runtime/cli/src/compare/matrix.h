@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "sweep.h"
+#include "settings/sweep.h"
 #include "tessera/compat/config.h"
 #include "tessera/lab/comparison.h"
 #include "tessera/lab/hardware_profile.h"
 
 namespace tessera::cli {
 
-/// What `tessera compare` is asked for.
+/// The command line of `tessera compare`.
 struct CompareRequest {
   Config config;  ///< of the runs, but for the axes
   std::vector<Swept> axes{};

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <ostream>
 
-#include "sweep.h"
-#include "terminal.h"
+#include "output/terminal.h"
+#include "output/text_table.h"
+#include "settings/sweep.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/comparison_figures.h"
-#include "text_table.h"
 
 namespace tessera::cli {
 namespace {

@@ -4,12 +4,12 @@
 #include <string>
 
 #include "env/report_part.h"
+#include "output/text_table.h"
 #include "tessera/core/cuda_device.h"
-#include "text_table.h"
 
 namespace tessera::cli {
 
-/// As `--ranks`, `--bind` and `--bind-core-list` say; 0 ranks: nothing is asked.
+/// The flags `--ranks`, `--bind` and `--bind-core-list`; 0 ranks: nothing is asked.
 struct BindingQuestion {
   int ranks = 0;
   std::string bind = "auto";

@@ -3,8 +3,8 @@
 #include <cstdlib>
 
 #include "commands.h"
-#include "gpt_settings.h"
-#include "option_names.h"
+#include "settings/gpt_settings.h"
+#include "settings/option_names.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 const char* variable(const char* name) { return std::getenv(name); }
 
-/// As a run would read it, whose refusals it throws.
+/// Reads the file as a run would. Throws as a run does.
 Config read(const std::string& path) {
   Config config(
       joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));

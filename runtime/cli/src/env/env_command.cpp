@@ -9,8 +9,8 @@
 #include "env/launch_report.h"
 #include "env/library_report.h"
 #include "env/machine_report.h"
-#include "json_output.h"
-#include "peer_matrix.h"
+#include "env/peer_matrix.h"
+#include "output/json_output.h"
 
 namespace tessera::cli {
 namespace {

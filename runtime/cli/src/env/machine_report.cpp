@@ -1,6 +1,6 @@
 #include "env/machine_report.h"
 
-#include "machine.h"
+#include "env/machine.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/byte_size.h"
 

@@ -7,10 +7,10 @@
 #include <random>
 #include <sstream>
 
-#include "command_line.h"
 #include "commands.h"
-#include "gpt_settings.h"
 #include "launch/launch_gpus.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
@@ -65,7 +65,7 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
 
 // ---- The token ----------------------------------------------------------------------------------
 
-/// Of one machine, nobody has to know it.
+/// On one machine nobody has to know the token.
 std::string job_token_of(const LaunchRequest& request, bool several) {
   require(request.job_token != "", ErrorCode::kConfig,
           "--job-token is empty; give a secret, the same on every node");

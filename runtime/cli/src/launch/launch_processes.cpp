@@ -18,8 +18,8 @@
 #include <set>
 
 #include "commands.h"
-#include "interrupt.h"
-#include "terminal.h"
+#include "output/terminal.h"
+#include "run/interrupt.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"

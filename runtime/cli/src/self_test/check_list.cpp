@@ -2,8 +2,8 @@
 
 #include <iostream>
 
-#include "option_names.h"
-#include "terminal.h"
+#include "output/terminal.h"
+#include "settings/option_names.h"
 
 namespace tessera::cli {
 

@@ -9,12 +9,11 @@
 
 #include "commands.h"
 #include "launch/same_run.h"
+#include "output/terminal.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
-#include "self_test/preflight_exchange.h"
 #include "self_test/preflight_links.h"
 #include "self_test/self_test_training.h"
-#include "terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
 #include "tessera/trainer/agreement.h"

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "command_line.h"
 #include "commands.h"
-#include "gpt_settings.h"
+#include "output/terminal.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
 #include "self_test/preflight.h"
 #include "self_test/self_test_training.h"
-#include "terminal.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
@@ -81,7 +81,7 @@ class SelfTest {
   CheckList checks_;
 };
 
-/// Of the settings of a run, --help shows those that decide what is tested.
+/// The settings of a run that decide what is tested; --help shows them alone.
 std::vector<Setting> self_test_settings() {
   constexpr std::array<std::string_view, 16> kShown{"ranks",
                                                     "wrap",

@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include "gpt_settings.h"
-#include "terminal.h"
+#include "output/terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/trainer/byte_size.h"

@@ -1,0 +1,132 @@
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "launch/same_run.h"
+#include "output/json_output.h"
+#include "output/run_report.h"
+#include "output/terminal.h"
+#include "run/data_report.h"
+#include "run/dump_watch.h"
+#include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
+#include "settings/gpt_settings.h"
+#include "tessera/compat/launcher.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/output_file.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+/// A data set to evaluate on: --eval-data, or --data for whoever gives that.
+TokenDataset open_data(Config& config, const GptChoice& choice) {
+  if (config.is_null("eval_data") && !config.is_null("data")) {
+    config.set_effective("eval_data", config.value("data"));
+  }
+  std::optional<TokenDataset> dataset = open_evaluation(config, choice);
+  require(
+      dataset.has_value(), ErrorCode::kConfig,
+      "nothing to evaluate on: give --eval-data a text file, a folder of texts or .bin files of "
+      "tokens");
+  return *std::move(dataset);
+}
+
+/// Not of a file of settings, where it is the log of a training.
+bool wants_log(const Config& config) { return !config.is_null("log") && config.is_typed("log"); }
+
+void write_log(const Config& config, const Model& model, const EvaluationRecord& record) {
+  RunLog log(config.get<std::string>("log"), Existing::kExtend);
+  log.run({.version = TESSERA_VERSION, .parameters = parameter_count(model)}, config.values());
+  log.evaluation(record);
+}
+
+int run_evaluate(Config config, const Launcher& launcher) {
+  if (wants_log(config)) check_writable(config.get<std::string>("log"), "--log");
+  const GptChoice choice = choose_gpt(config);
+  const Model model = make_model(choice);
+  const TokenDataset data = open_data(config, choice);
+  const DumpWatch dumps;
+  TrainerOptions options = trainer_options(config);
+  options.dump_requests = dumps.requests();
+  const std::vector<NamedText> initial = adopt_parameters(choice, options);
+  options.evaluation_samples = evaluation_samples(config, data);
+  options.checkpoints = {};  // of the training that a file of settings is for
+  options.stop_after = 0;
+  options.trace.of_evaluation = true;
+  join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options, initial);
+  }
+  Session session(model, data, options, &data);
+  const EvaluationRecord record = session.evaluate();
+  if (launcher.process != 0) return kExitGood;
+  if (wants_log(config)) write_log(config, model, record);
+  if (config.get<std::string>("format") == "json") {
+    write_json(std::cout, to_json(record));
+    return kExitGood;
+  }
+  std::cout << model.name << ", parameters "
+            << (choice.pretrained
+                    ? "of " + choice.pretrained->path()
+                    : concat("as initialised by --seed ", config.get<std::uint64_t>("seed")))
+            << "\n";
+  const std::string decoding = choice.pretrained
+                                   ? describe_decoding(choice.config, *choice.pretrained,
+                                                       config.get<std::string>("precision"))
+                                   : "";
+  if (!decoding.empty()) std::cout << decoding << "\n";
+  for (const std::string& line : describe_data(data, choice)) {
+    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+  }
+  constexpr int kDecimals = 6;  // the result, not one of many
+  std::cout << describe_evaluation(record, kDecimals) << "\n";
+  if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
+    std::cout << note << "\n";
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
+  const Setting format{.name = "format",
+                       .fallback = "text",
+                       .help = "text, or the record that a log has, as json",
+                       .group = "Output",
+                       .choices = {"text", "json"},
+                       .must_agree = MustAgree::kNone};
+  std::vector<Setting> flags = joined({model_settings(), data_settings(), {format}});
+  std::vector<Setting> other;
+  for (Setting& setting : trainer_settings()) {
+    (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));
+  }
+  for (Setting& setting : train_only_settings()) {
+    if (setting.name == "log") {
+      setting.help = "append the run and its evaluation here, each as a JSON object on a line";
+      flags.push_back(setting);
+    } else if (setting.group != "Data" && setting.group != "Evaluation") {
+      other.push_back(setting);
+    }
+  }
+  return std::make_shared<SettingsCommand>(app, flags, other);
+}
+
+std::function<int()> add_evaluate(CLI::App& app) {
+  const auto command = add_evaluate_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    choose_dump_folder(config);
+    adopt_launcher(launcher, config);
+    return run_evaluate(std::move(config), launcher);
+  };
+}
+
+}  // namespace tessera::cli

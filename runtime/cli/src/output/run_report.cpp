@@ -1,0 +1,321 @@
+#include "output/run_report.h"
+
+#include <array>
+#include <ostream>
+
+#include "output/speed.h"
+#include "output/terminal.h"
+#include "output/text_table.h"
+#include "tessera/core/error.h"
+#include "tessera/sharding/operation.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/rank_device.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kIndent = 10;  // behind "schedule  "
+
+constexpr std::pair<std::string_view, std::int64_t Traffic::*> kTierCopies[] = {
+    {"  device to host", &Traffic::to_host_bytes}, {"  host to device", &Traffic::to_device_bytes}};
+constexpr std::pair<std::string_view, std::int64_t Traffic::*> kDiskCopies[] = {
+    {"  host to disk", &Traffic::to_disk_bytes}, {"  disk to host", &Traffic::from_disk_bytes}};
+
+std::string in_words(std::string_view key) {
+  std::string text(key);
+  for (char& c : text) {
+    if (c == '_') c = ' ';
+  }
+  return text;
+}
+
+/// Calls `row(name, category bytes of a, of b)` for what either uses, and for the total.
+template <typename Row>
+void for_each_category(const MemoryPeak& a, const MemoryPeak& b, const Row& row) {
+  for (int i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const std::int64_t first = a.by_category[category];
+    const std::int64_t second = b.by_category[category];
+    if (first != 0 || second != 0) row("  " + in_words(to_string(category)), first, second);
+  }
+  row("  peak of the sum", a.total, b.total);
+}
+
+std::string verdict(std::int64_t predicted, std::int64_t measured) {
+  if (predicted == measured) return "equal";
+  const std::int64_t more = measured - predicted;
+  return (more > 0 ? "+" : "") + with_commas(more) + " B";
+}
+
+void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) {
+  TextTable table({"memory of a rank", "predicted", "measured", ""});
+  for_each_category(summary.predicted_memory, summary.measured_memory,
+                    [&](const std::string& name, std::int64_t predicted, std::int64_t measured) {
+                      table.add({name, format_bytes(predicted), format_bytes(measured),
+                                 verdict(predicted, measured)});
+                    });
+  const std::int64_t on_host = summary.predicted_host_memory.total;
+  const std::int64_t measured = summary.measured_host_memory.total;
+  if (on_host > 0 || measured > 0) {
+    table.add({"  on the host", format_bytes(on_host), format_bytes(measured),
+               verdict(on_host, measured)});
+  }
+  const std::int64_t file = summary.predicted_disk_bytes;
+  if (file > 0) {
+    table.add({"  on disk", format_bytes(file), format_bytes(summary.measured_disk_bytes),
+               verdict(file, summary.measured_disk_bytes)});
+  }
+  table.print(out);
+}
+
+void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary) {
+  const Traffic& predicted = summary.predicted_traffic;
+  const Traffic& counted = summary.counted_traffic.front();
+  TextTable table({"sent by a rank", "predicted", "counted", "", "calls"});
+  bool any = false;
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    if (predicted.calls_of(kind) == 0 && counted.calls_of(kind) == 0) continue;
+    any = true;
+    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
+               format_bytes(counted.sent_of(kind)),
+               verdict(predicted.sent_of(kind), counted.sent_of(kind)),
+               with_commas(counted.calls_of(kind))});
+  }
+  if (any) {
+    table.print(out);
+    out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
+        << " bytes\n";
+  }
+  if (!moves_between_tiers(predicted) && !moves_between_tiers(counted)) return;
+  TextTable copies({"copied by a rank", "predicted", "counted", ""});
+  for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
+                verdict(predicted.*bytes, counted.*bytes)});
+  }
+  for (const auto& [name, bytes] : kDiskCopies) {
+    if (predicted.*bytes == 0 && counted.*bytes == 0) continue;
+    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
+                verdict(predicted.*bytes, counted.*bytes)});
+  }
+  copies.print(out);
+}
+
+std::string exposed_share(const TimelineSummary& timeline) {
+  const double share =
+      timeline.step_seconds > 0.0 ? timeline.exposed_seconds / timeline.step_seconds : 0.0;
+  return fixed(100.0 * share, 1) + " % of a step waits for communication";
+}
+
+}  // namespace
+
+std::string describe_ranks(const TrainerOptions& options) {
+  std::string text = options.strategy + " on " + counted(options.ranks, "rank");
+  if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
+    text += " (" + counted(options.replicas, "replica") + " of " +
+            std::to_string(mesh_of(options).size(Axis::kShard)) + ")";
+  }
+  return text + ", " + std::string(to_string(options.precision)) + ", " +
+         counted(options.threads_per_rank, "thread") + " per rank";
+}
+
+std::string device_note(const Config& config, const TrainerOptions& options) {
+  if (config.given("device") || resolved_device(options.device) != DeviceChoice::kCpu) return "";
+  for (const ConfigTranslation& file : config.translations()) {
+    for (const ConfigEntry& entry : file.entries) {
+      if (entry.key != "distributed_type" || !entry.value.is_string()) continue;
+      const auto type = entry.value.get<std::string>();
+      if (type == "NO" || type == "MULTI_CPU") continue;
+      return concat(entry.where(), ": ", entry.key, ": ", type,
+                    " asks for GPUs; there is none, so the run is on the CPU");
+    }
+  }
+  return "";
+}
+
+std::vector<std::string> learning_rate_notes(const Config& config,
+                                             const LearningRateSchedule& schedule) {
+  using Kind = LearningRateSchedule::Kind;
+  std::vector<std::string> notes;
+  const auto useless = [&](const char* setting, const char* why) {
+    if (!config.is_typed(setting)) return;
+    notes.push_back(concat(flag_name(setting), " has no effect: the learning rate is ",
+                           to_string(schedule.kind), ", and ", why));
+  };
+  if (schedule.kind == Kind::kConstant) useless("minimum_learning_rate", "does not decay");
+  if (schedule.kind != Kind::kWsd) {
+    useless("decay_steps", "only that of --learning-rate-schedule wsd decays at the end");
+  }
+  return notes;
+}
+
+std::string describe_evaluation(const EvaluationRecord& record, int decimals) {
+  const auto accuracy = record.token_accuracy();
+  return concat("loss ", fixed(record.loss, decimals), ", perplexity ", fixed(record.perplexity, 2),
+                accuracy ? concat(", accuracy ", fixed(100.0 * *accuracy, 2), " %") : "", " on ",
+                with_commas(record.tokens),
+                record.positions > record.tokens
+                    ? concat(" targets of ", with_commas(record.positions), " positions")
+                    : " tokens");
+}
+
+std::string describe_best(const EvaluationRecord& record, std::int64_t patience) {
+  if (!record.best) return "";
+  const BestEvaluation& best = *record.best;
+  const auto at_step = [](const BestEvaluation& one) {
+    return concat(fixed(one.loss, 4), " at step ", one.step);
+  };
+  std::string text;
+  if (best.step == record.step) {
+    text = "best so far";
+    if (record.best_before) text += concat(" (", at_step(*record.best_before), ")");
+  } else {
+    text = concat("the best is ", at_step(best));
+  }
+  if (best.without_improvement == 0) return text;
+  const auto count = static_cast<long long>(best.without_improvement);
+  const std::string evaluations = patience > 0
+                                      ? concat(count, " of ", counted(patience, "evaluation"))
+                                      : counted(count, "evaluation");
+  return best.step == record.step
+             ? concat(text, ", by no more than --min-improvement for ", evaluations)
+             : concat(text, ", no better for ", evaluations);
+}
+
+std::string describe_trace(const TrainerOptions& options, std::int64_t traced) {
+  if (options.trace.file.empty()) return "";
+  const char* const what = options.trace.of_evaluation ? "batch" : "step";
+  if (traced == 0) {
+    return concat("trace     none: the run ended before the first ", what, " of --trace-steps");
+  }
+  const std::string plural = options.trace.of_evaluation ? "batches" : "steps";
+  return concat("trace     ", traced, " ", traced == 1 ? what : plural, " in ", options.trace.file,
+                ", for https://ui.perfetto.dev");
+}
+
+std::string describe_shape(const Schedule& schedule) {
+  const auto count = [&](auto&& matches, const auto& list) {
+    return static_cast<std::int64_t>(std::ranges::count_if(list, matches));
+  };
+  std::string kinds;
+  for (const Operation* const operation : all_operations()) {
+    const std::int64_t actions = count(
+        [&](const Action& action) { return action.operation == operation; }, schedule.actions);
+    if (actions == 0) continue;
+    kinds += (kinds.empty() ? "" : ", ") + with_commas(actions) + " " + in_words(operation->name);
+  }
+  const auto slots = [&](Role role) {
+    return count([&](const ScheduleBuffer& b) { return b.is_slot() && b.role == role; },
+                 schedule.buffers);
+  };
+  const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
+  return counted(size(schedule.actions), "action") + " per step (" + kinds + "); " +
+         counted(size(schedule.units), "unit") + ", " +
+         counted(slots(Role::kParameter), "parameter slot") + ", " +
+         counted(slots(Role::kGradient), "gradient slot");
+}
+
+std::string describe_model(const TrainingPlan& plan) {
+  const Model& model = plan.inputs.model;
+  const std::int64_t all = parameter_count(model), trained = trained_count(model);
+  const std::string of_them =
+      trained == all ? ""
+                     : concat(" (", with_prefix(static_cast<double>(trained)), " trained",
+                              plan.options.trainable_strategy.empty() ? "" : ", ",
+                              plan.options.trainable_strategy, ")");
+  return model.name + ": " + with_prefix(static_cast<double>(all)) + " parameters" + of_them +
+         " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+}
+
+void print_memory(std::ostream& out, const TrainingPlan& plan) {
+  TextTable table({"memory of a rank", "predicted", "bytes"});
+  for_each_category(plan.memory, plan.memory,
+                    [&](const std::string& name, std::int64_t bytes, std::int64_t) {
+                      table.add({name, format_bytes(bytes), with_commas(bytes)});
+                    });
+  if (const std::int64_t on_host = plan.host_memory.total; on_host > 0) {
+    table.add({"  on the host", format_bytes(on_host), with_commas(on_host)});
+  }
+  if (plan.disk_bytes > 0) {
+    table.add({"  on disk", format_bytes(plan.disk_bytes), with_commas(plan.disk_bytes)});
+  }
+  table.print(out);
+}
+
+void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
+  const std::vector<OverheadItem> items = gpu_overhead(plan);
+  if (items.empty()) return;
+  TextTable table({"beside it on a GPU", "about", "bytes"});
+  for (const OverheadItem& item : items) {
+    table.add({"  " + item.name, format_bytes(item.bytes), with_commas(item.bytes)});
+  }
+  const std::int64_t total = total_bytes(items);
+  table.add({"  in all", format_bytes(total), with_commas(total)});
+  const std::int64_t needed = device_bytes(plan);
+  table.add({"needs of its GPU", format_bytes(needed), with_commas(needed)});
+  table.print(out);
+  for (const OverheadItem& item : items) {
+    out << wrapped(concat("  ", item.name, ": ", item.source), kColumns, 4) << "\n";
+  }
+}
+
+void print_traffic(std::ostream& out, const Traffic& predicted) {
+  TextTable table({"sent by a rank per step", "predicted", "bytes", "calls"});
+  std::int64_t total = 0;
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    if (predicted.calls_of(kind) == 0) continue;
+    total += predicted.sent_of(kind);
+    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
+               with_commas(predicted.sent_of(kind)), with_commas(predicted.calls_of(kind))});
+  }
+  table.add({"  in all", format_bytes(total), with_commas(total)});
+  table.print(out);
+  if (!moves_between_tiers(predicted)) return;
+  out << "\n";
+  TextTable copies({"copied by a rank per step", "predicted", "bytes"});
+  for (const auto& [name, bytes] : kTierCopies) {
+    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
+  }
+  for (const auto& [name, bytes] : kDiskCopies) {
+    if (predicted.*bytes == 0) continue;
+    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
+  }
+  copies.print(out);
+}
+
+void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
+                   const RunMeasurements& measurements) {
+  out << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, kIndent) << "\n";
+  out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
+      << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
+  if (summary.evaluation) {
+    out << wrapped("evaluated " + describe_evaluation(*summary.evaluation), kColumns, kIndent)
+        << "\n";
+    if (const auto& best = summary.evaluation->best) {
+      const CheckpointOptions& saves = plan.options.checkpoints;
+      out << wrapped(concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
+                            saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
+                     kColumns, kIndent)
+          << "\n";
+    }
+  }
+  const SpeedRates rates{summary.tokens_per_second, summary.positions_per_second};
+  std::string speed = "speed     " + describe_speed(rates);
+  if (measurements.mfu) {
+    speed += concat(", MFU ", rates.has_padding() ? "of targets " : "") +
+             fixed(100.0 * *measurements.mfu, 1) + " % of the " +
+             with_prefix(measurements.matmul_flops_per_second) + "FLOP/s measured in matmul";
+  }
+  if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";
+  if (summary.timeline && plan.options.ranks > 1) speed += ", " + exposed_share(*summary.timeline);
+  out << wrapped(speed, kColumns, kIndent) << "\n";
+  print_memory_comparison(out, summary);
+  print_traffic_comparison(out, summary);
+  if (plan.options.hash_parameters) {
+    out << "sha256    " << summary.parameters_sha256 << "\n";
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "tessera/compat/config.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/trainer.h"
+
+namespace tessera::cli {
+
+/// "full_shard on 4 ranks (1 replica of 4), fp32, 1 thread per rank".
+std::string describe_ranks(const TrainerOptions& options);
+/// Says so if a file asks for GPUs and the run is on the CPU because there is none; else "".
+std::string device_note(const Config& config, const TrainerOptions& options);
+/// One for each typed flag of the learning rate that its schedule has no use for. A file may hold
+/// settings for several schedules, as that of an earlier run does: it is not told of.
+std::vector<std::string> learning_rate_notes(const Config& config,
+                                             const LearningRateSchedule& schedule);
+/// "loss 3.1415, perplexity 23.14 on 4,096 tokens".
+std::string describe_evaluation(const EvaluationRecord& record, int decimals = 4);
+/// "best so far (2.3410 at step 200)" or "the best is 2.3140 at step 300, no better for 1 of 3
+/// evaluations"; "" where evaluations are not compared.
+std::string describe_best(const EvaluationRecord& record, std::int64_t patience);
+/// "trace     3 steps in FILE; ...", or why there is none; "" if none was asked for.
+std::string describe_trace(const TrainerOptions& options, std::int64_t traced);
+/// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
+std::string describe_shape(const Schedule& schedule);
+/// "gpt2-tiny: 0.82 M parameters in 6 units".
+std::string describe_model(const TrainingPlan& plan);
+
+/// Memory of one rank by category, as predicted, and what is offloaded.
+void print_memory(std::ostream& out, const TrainingPlan& plan);
+/// Prints the memory that a GPU holds beside that, by item with its source; nothing for a run on
+/// the CPU.
+void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan);
+/// Bytes and calls of one rank's step by kind of collective, as predicted, and copied bytes.
+void print_traffic(std::ostream& out, const Traffic& predicted);
+
+/// Prints the results of a finished run, each prediction beside its measurement.
+void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
+                   const RunMeasurements& measurements);
+
+}  // namespace tessera::cli

@@ -1,0 +1,321 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "commands.h"
+#include "output/json_output.h"
+#include "output/profile_note.h"
+#include "output/run_report.h"
+#include "output/terminal.h"
+#include "output/text_table.h"
+#include "plan/fit_setting.h"
+#include "plan/planned_run.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
+#include "settings/sweep.h"
+#include "tessera/sharding/account.h"
+#include "tessera/sharding/gradient_sums.h"
+#include "tessera/sharding/passes.h"
+#include "tessera/sharding/schedule_json.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/same_bits.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera::cli {
+namespace {
+
+// The shown lines of a long schedule: enough to see how forward gets going and how the step ends.
+constexpr std::size_t kShownFirst = 24;
+constexpr std::size_t kShownLast = 16;
+
+std::string action_line(const Schedule& schedule, std::size_t index) {
+  const Action& action = schedule.actions[index];
+  std::string line = std::to_string(index);
+  line.insert(0, line.size() < 6 ? 6 - line.size() : 0, ' ');
+  std::string lane(to_string(action.lane));
+  lane.resize(std::max<std::size_t>(lane.size(), 8), ' ');
+  line += "  " + lane + "  " + describe(schedule, action);
+  for (std::size_t i = 0; i < action.waits.size(); ++i) {
+    line += (i == 0 ? "  | after " : ", ") + std::to_string(action.waits[i]);
+  }
+  for (std::size_t i = 0; i < action.previous_waits.size(); ++i) {
+    const std::string first = action.waits.empty() ? "  | after " : " and ";
+    line +=
+        (i == 0 ? first + "the previous step's " : ", ") + std::to_string(action.previous_waits[i]);
+  }
+  return line;
+}
+
+void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
+  const std::size_t count = schedule.actions.size();
+  const bool elide = !all && count > kShownFirst + kShownLast + 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (elide && i == kShownFirst) {
+      const std::size_t skipped = count - kShownFirst - kShownLast;
+      out << "        ... " << skipped << " more actions; --actions shows all ...\n";
+      i += skipped;
+    }
+    out << for_reader(inspect(stdout), action_line(schedule, i), 20) << "\n";
+  }
+}
+
+void print_header(std::ostream& out, const TrainingPlan& plan) {
+  out << describe_model(plan) << "\n"
+      << describe_ranks(plan.options) << "\n"
+      << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, 10) << "\n";
+}
+
+void print_json(std::ostream& out, const Config& config, const TrainingPlan& plan,
+                const nlohmann::ordered_json& fit) {
+  nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
+  for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
+  nlohmann::ordered_json json{{"kind", "plan"},
+                              {"settings", config.values()},
+                              {"parameters", parameter_count(plan.inputs.model)},
+                              {"peak_bytes", to_json(plan.memory)},
+                              {"gpu_overhead_bytes", overhead},
+                              {"device_bytes", device_bytes(plan)},
+                              {"sent_bytes", sent_bytes_to_json(plan.traffic)},
+                              {"collectives", calls_to_json(plan.traffic)},
+                              {"gradient_sum_bytes", account_gradient_sums(plan.schedule)}};
+  if (plan.host_memory.total > 0) {
+    json["host_peak_bytes"] = to_json(plan.host_memory);
+    json["tier_copy_bytes"] = tier_copies_to_json(plan.traffic);
+  }
+  if (plan.disk_bytes > 0) {
+    json["disk_bytes"] = plan.disk_bytes;
+    json["disk_copy_bytes"] = disk_copies_to_json(plan.traffic);
+  }
+  if (!fit.is_null()) json["fit"] = fit;
+  json["schedule"] = to_json(plan.schedule);
+  write_json(out, json);
+}
+
+}  // namespace
+
+namespace {
+
+std::string hex(std::uint64_t number) {
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(number));
+  return text.data();
+}
+
+/// The terms with `g` for the layer, if the part has one only.
+std::string short_terms(const Schedule& schedule, const GradientSum& sum) {
+  for (const ScheduleUnit& unit : schedule.units) {
+    for (const ScheduleFlat& flat : unit.flats) {
+      for (const GradientPart& part : flat.parts) {
+        if (unit.name != sum.unit || part.name != sum.part || part.layers.size() != 1) continue;
+        const std::string& layer =
+            schedule.layers[static_cast<std::size_t>(part.layers.front())].name;
+        std::string terms = sum.terms;
+        for (auto at = terms.find(layer); at != terms.npos; at = terms.find(layer, at + 1)) {
+          terms.replace(at, layer.size(), "g");
+        }
+        return terms;
+      }
+    }
+  }
+  return sum.terms;
+}
+
+/// The sums of gradients in their short form: parts that are added up alike are one line, in which
+/// `g` is the contribution of the part's own layer.
+void print_sums(std::ostream& out, const TrainingPlan& plan) {
+  struct Line {
+    std::string example;
+    std::int64_t parts = 0, tensors = 0;
+  };
+  const std::vector<GradientSum> sums = gradient_sums(plan.schedule);
+  std::vector<std::pair<std::string, Line>> lines;
+  for (const GradientSum& sum : sums) {
+    const std::string terms = short_terms(plan.schedule, sum);
+    auto line = std::ranges::find(lines, terms, &std::pair<std::string, Line>::first);
+    if (line == lines.end()) line = lines.insert(lines.end(), {terms, {.example = sum.part}});
+    ++line->second.parts;
+    line->second.tensors += sum.tensors;
+  }
+  out << "gradients are added up as (hash " << hex(hash_of(sums)) << ")\n";
+  for (const auto& [terms, line] : lines) {
+    out << wrapped(concat("  ", terms), kColumns, 6) << "\n      "
+        << counted(line.tensors, "tensor") << " (" << line.example
+        << (line.tensors > 1 ? ", ..." : "") << ")\n";
+  }
+  const BitsByStrategy bits = compare_bits(plan.inputs.model, plan.options);
+  out << wrapped("same bits  " + tessera::joined(bits.same), kColumns, 11) << "\n";
+  if (!bits.others.empty()) {
+    out << wrapped("others     " + tessera::joined(bits.others), kColumns, 11) << "\n";
+  }
+}
+
+}  // namespace
+
+std::vector<Setting> plan_only_settings() {
+  std::vector<std::string> passes;
+  std::string summaries;
+  for (const PlanPass& pass : plan_passes()) {
+    passes.emplace_back(pass.name);
+    summaries += concat(summaries.empty() ? "" : "; ", pass.name, ": ", pass.summary);
+  }
+  return {
+      {.name = "format",
+       .fallback = "text",
+       .help = "text: words; summary: without the actions; schedule: the schedule alone, as it can "
+               "be parsed again; json",
+       .group = "Output",
+       .choices = {"text", "summary", "schedule", "json"},
+       .must_agree = MustAgree::kNone},
+      {.name = "after",
+       .help = "show the schedule as it is after this pass of planning, as --format schedule "
+               "does (" +
+               summaries + ")",
+       .group = "Output",
+       .choices = passes,
+       .must_agree = MustAgree::kNone},
+      {.name = "sweep",
+       .fallback = "",
+       .help = "print the memory of every combination instead: --sweep \"ranks=8,64 "
+               "strategy=zero2,full_shard\"; any setting of the run can be swept",
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
+      {.name = "actions",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "show all actions, however many",
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
+      {.name = "sums",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "show how gradients are added up, with every rounding, and which strategies add "
+               "alike: those give the same bits",
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
+  };
+}
+
+namespace {
+
+/// A line for each combination of --sweep.
+int print_sweep(const Config& config, const std::vector<Swept>& sweep) {
+  std::vector<std::string> heading;
+  for (const Swept& swept : sweep) heading.push_back(swept.name);
+  for (const char* const column : {"mesh", "device", "host", "disk"}) heading.emplace_back(column);
+  TextTable table(heading);
+  auto runs = nlohmann::ordered_json::array();
+  const auto use = [&](Config own, std::vector<std::string> row) {
+    const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
+    const Mesh mesh = mesh_of(run.plan.options);
+    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+    for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = row[i];
+    json.update({{"peak_bytes", to_json(run.plan.memory)},
+                 {"device_bytes", device_bytes(run.plan)},
+                 {"host_bytes", run.plan.host_memory.total},
+                 {"disk_bytes", run.plan.disk_bytes}});
+    runs.push_back(std::move(json));
+    row.insert(row.end(),
+               {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
+                format_bytes(device_bytes(run.plan)), format_bytes(run.plan.host_memory.total),
+                format_bytes(run.plan.disk_bytes)});
+    table.add(std::move(row));
+  };
+  note_left_out(each_combination(config, sweep, use), runs.empty(), "planned");
+  if (config.get<std::string>("format") == "json") {
+    write_json(std::cout, {{"kind", "plans"}, {"runs", runs}});
+  } else {
+    table.print(std::cout);
+  }
+  return kExitGood;
+}
+
+int run_plan(Config config) {
+  const std::vector<Swept> sweep =
+      parse_sweep(config.get<std::string>("sweep"), config.table(), "plan");
+  if (!sweep.empty()) return print_sweep(config, sweep);
+  std::optional<FitRequest> request;
+  std::optional<FitChoice> fit;
+  const PlannedRun run(config, [&](TrainerOptions& options, const RunInputs& inputs) {
+    if (config.is_null("fit")) return;
+    request = fit_request(config, options, false);
+    note_noise(std::cerr, request->cluster.profile);
+    // It is planned for the device of the profile, whatever is here.
+    if (!config.given("device")) {
+      const bool is_gpu = request->cluster.profile.device == "cuda";
+      options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+    }
+    fit = apply_fit(config, options, inputs, *request);
+  });
+  const TrainingPlan& plan = run.plan;
+  const TrainerOptions& options = plan.options;
+  for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
+  if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
+    std::cerr << "note: each rank needs " << format_bytes(device_bytes(plan))
+              << ", more than its limit of " << format_bytes(options.memory_limit_bytes)
+              << ": training will refuse this\n";
+  }
+  set_effective(config, plan.options);
+
+  if (config.get<bool>("sums")) {
+    print_sums(std::cout, plan);
+    return kExitGood;
+  }
+  std::ostream& out = std::cout;
+  if (!config.is_null("after")) {
+    const PlanOptions planned = plan_options(plan.options, plan.inputs, plan.layout);
+    out << to_string(tessera::plan(plan.layout, planned, config.get<std::string>("after")));
+    return kExitGood;
+  }
+  const auto format = config.get<std::string>("format");
+  if (format == "json") {
+    print_json(out, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
+  } else if (format == "schedule") {
+    out << to_string(plan.schedule);
+  } else {
+    if (fit) {
+      print_fit(out, *fit, *request);
+      out << "\n";
+    }
+    print_header(out, plan);
+    if (format == "text") {
+      out << "\n";
+      print_actions(out, plan.schedule, config.get<bool>("actions"));
+    }
+    out << "\n";
+    print_memory(out, plan);
+    print_gpu_overhead(out, plan);
+    out << "\n";
+    print_traffic(out, plan.traffic);
+    if (const std::int64_t bytes = account_gradient_sums(plan.schedule); bytes > 0) {
+      out << "\n"
+          << wrapped(concat("Adding up the gradients of micro-steps moves ", format_bytes(bytes),
+                            " within a rank's memory per step."),
+                     kColumns, 0)
+          << "\n";
+    }
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+std::function<int()> add_plan(CLI::App& app) {
+  std::vector<Setting> of_train = train_only_settings();
+  const std::vector<Setting> shared = fit_settings();
+  for (const Setting& setting : shared) of_train = without(std::move(of_train), setting.name);
+  const auto command = std::make_shared<SettingsCommand>(
+      app, joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
+  return [command] {
+    Config config = command->config(std::cerr, kForAnyMachine);
+    print_announcements(std::cerr, config);
+    return run_plan(std::move(config));
+  };
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,152 @@
+#include "settings/command_line.h"
+
+#include <cstdlib>
+#include <memory>
+#include <ostream>
+
+#include "output/terminal.h"
+#include "settings/flag_aliases.h"
+#include "settings/help_format.h"
+#include "settings/option_names.h"
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string type_name(const Setting& setting) {
+  if (!setting.choices.empty()) {
+    std::string all;
+    for (const std::string& choice : setting.choices) all += (all.empty() ? "" : "|") + choice;
+    return all;
+  }
+  switch (setting.type) {
+    case SettingType::kInteger:
+      return "N";
+    case SettingType::kNumber:
+      return "X";
+    case SettingType::kFlag:
+      // The default stands here: CLI11 would take a default_str for the value of a bare flag.
+      return "[true|false]" + (setting.fallback.is_null() ? "" : "=" + setting.fallback.dump());
+    case SettingType::kBytes:
+      return "BYTES";
+    case SettingType::kText:
+      return "TEXT";
+  }
+  return "TEXT";
+}
+
+std::string default_text(const Setting& setting) {
+  if (setting.fallback.is_null() || setting.type == SettingType::kFlag) return "";
+  if (setting.fallback.is_string()) {
+    const auto text = setting.fallback.get<std::string>();
+    return text == "\n" ? "a newline" : text;
+  }
+  return setting.fallback.dump();
+}
+
+}  // namespace
+
+SettingsCommand::SettingsCommand(CLI::App& app, std::vector<Setting> flags,
+                                 std::vector<Setting> keys_only)
+    : command_(&app), flags_(std::move(flags)), keys_only_(std::move(keys_only)) {
+  command_->formatter(std::make_shared<HelpFormat>());
+  command_->allow_extras();  // so that an unknown flag gets a suggestion, see reject_extras
+  command_->footer(
+      "Every flag but --help, --config and --no-default-config is also a key of the config file: "
+      "--micro-batch 4 is {\"micro_batch\": 4}.\nFlags win over the file.");
+  command_
+      ->add_option("--config", config_path_,
+                   "a file of settings in JSON or YAML: ours, Accelerate's or DeepSpeed's")
+      ->type_name("FILE");
+  command_->add_flag("--no-default-config", no_default_config_,
+                     "without --config, do not read the file that 'accelerate config' has written");
+  for (const Setting& setting : flags_) add_flag(setting);
+  accept_aliases(*command_);
+}
+
+void SettingsCommand::add_flag(const Setting& setting) {
+  const bool is_flag = setting.type == SettingType::kFlag;
+  // The values stay texts here: Config parses and checks them as it does those of a file.
+  const auto store = [this, name = setting.name, is_flag](const CLI::results_t& results) {
+    require(results.size() < 2, ErrorCode::kConfig, flag_name(name), " is given ", results.size(),
+            " times; give it once");
+    const bool bare = results.empty() || (is_flag && results.front().empty());
+    texts_[name] = bare ? "true" : results.front();
+    return true;
+  };
+  CLI::Option* option =
+      command_->add_option(flag_name(setting.name), store, with_flags(setting.help));
+  option->expected(is_flag ? 0 : 1, 1)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  option->type_name(type_name(setting))->group(setting.group);
+  const std::string fallback = default_text(setting);
+  if (!fallback.empty()) option->default_str(fallback);
+}
+
+void SettingsCommand::reject_extras() const {
+  std::vector<std::string> extras = command_->remaining();
+  take_flags_without_effect(extras);
+  if (extras.empty()) return;
+  const std::string& word = extras.front();
+  std::vector<std::string> names{"--help", "--config", "--no-default-config"};
+  for (const Setting& setting : flags_) names.push_back(flag_name(setting.name));
+  require(word.rfind('-', 0) == 0, ErrorCode::kConfig, "unexpected argument '", word,
+          "'; every setting is a flag, see 'tessera ", command_->get_name(), " --help'");
+  for (const Setting& setting : keys_only_) {
+    require(word.substr(0, word.find('=')) != flag_name(setting.name), ErrorCode::kConfig, "'",
+            flag_name(setting.name), "' is a flag of 'tessera train', and without effect in ",
+            "'tessera ", command_->get_name(), "'; leave it out");
+  }
+  refuse_flag(word, names);
+}
+
+Config SettingsCommand::flags() const {
+  reject_extras();
+  require(command_->count("--config") == 0 || !config_path_.empty(), ErrorCode::kConfig,
+          "--config is empty; give the path of a file");
+  std::vector<Setting> table = flags_;
+  table.insert(table.end(), keys_only_.begin(), keys_only_.end());
+  Config config(std::move(table));
+  for (const auto& [name, text] : texts_) config.set_text(name, text);
+  return config;
+}
+
+// The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a
+// machine once should not have to say so again. What it says counts less than any flag, as in every
+// file, and it is never taken in silence, which would make two machines differ without a trace.
+Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
+                               const std::string& path) const {
+  Config config = flags();
+  std::vector<std::string> extras = command_->remaining();
+  for (const std::string& note : take_flags_without_effect(extras)) {
+    notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
+  }
+  config.set_launch(launch);
+  const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
+  config.read_environment(environment, environment_names());
+  std::string file = config_path_.empty() ? path : config_path_;
+  const bool by_default = file.empty() && !no_default_config_;
+  if (by_default) {
+    file = default_accelerate_config(environment).value_or("");
+    if (!file.empty()) {
+      notes << for_reader(inspect(stderr),
+                          "note: settings of " + file +
+                              ", Accelerate's default file, are used; --no-default-config turns "
+                              "that off",
+                          2)
+            << "\n";
+    }
+  }
+  if (!file.empty()) {
+    read_maybe_default(by_default, "--no-default-config", [&] { config.read_file(file); });
+  }
+  return config;
+}
+
+void print_announcements(std::ostream& notes, const Config& config) {
+  const Terminal terminal = inspect(stderr);
+  for (const std::string& line : config.announcements()) {
+    notes << for_reader(terminal, "note: " + line, 2) << "\n";
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,59 @@
+#include "settings/sweep.h"
+
+#include <algorithm>
+#include <iostream>
+#include <sstream>
+
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, at);) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+std::vector<Swept> parse_sweep(const std::string& text, const std::vector<Setting>& table,
+                               std::string_view command) {
+  std::vector<Swept> all;
+  for (const std::string& entry : split(text, ' ')) {
+    const std::size_t equals = entry.find('=');
+    Swept swept{.name = setting_name(entry.substr(0, equals)), .values = {}};
+    if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
+    require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
+            "' names no values; write it like strategy=zero2,full_shard");
+    const bool known = std::ranges::find(table, swept.name, &Setting::name) != table.end();
+    require(known, ErrorCode::kConfig, "--sweep: there is no setting '", swept.name, "'; 'tessera ",
+            command, " --help' lists them");
+    all.push_back(std::move(swept));
+  }
+  return all;
+}
+
+std::vector<std::vector<std::string>> combinations(const std::vector<Swept>& sweep) {
+  std::vector<std::vector<std::string>> all{{}};
+  for (const Swept& swept : sweep) {
+    std::vector<std::vector<std::string>> longer;
+    for (const auto& combination : all) {
+      for (const std::string& value : swept.values) {
+        longer.push_back(combination);
+        longer.back().push_back(value);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_view done) {
+  for (const LeftOut& one : left_out) {
+    std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
+  }
+  require(!all, ErrorCode::kConfig, "--sweep: no combination can be ", done);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,263 @@
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "commands.h"
+#include "output/json_output.h"
+#include "output/profile_note.h"
+#include "output/run_report.h"
+#include "output/terminal.h"
+#include "output/text_table.h"
+#include "settings/command_line.h"
+#include "settings/gpt_settings.h"
+#include "settings/sweep.h"
+#include "simulate/simulated_run.h"
+#include "simulate/simulation_check.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/pareto.h"
+#include "tessera/lab/simulate_step.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/gpu_overhead.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "tessera/trainer/training_plan.h"
+
+namespace tessera::cli {
+namespace {
+
+std::vector<Setting> simulate_settings() {
+  return {{.name = "profile",
+           .fallback = "h100-sxm",
+           .help = "what the machine achieves: " + tessera::joined(builtin_profiles()) +
+                   ", or a file like those",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "show_profile",
+           .type = SettingType::kFlag,
+           .fallback = false,
+           .help = "print the profile, with the source of every number, and end",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "ranks_per_node",
+           .type = SettingType::kInteger,
+           .fallback = 8,
+           .help = "GPUs of a node; others are reached over the network",
+           .group = "Machine",
+           .minimum = 1,
+           .must_agree = MustAgree::kNone},
+          {.name = "sweep",
+           .fallback = "",
+           .help = "simulate every combination, and mark those that no other beats in both time "
+                   "and memory: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; any setting "
+                   "of the run can be swept",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "check",
+           .fallback = "",
+           .help = "predict the runs of a comparison ('tessera compare' writes its results.json), "
+                   "and print how far off each prediction is",
+           .group = "Machine",
+           .must_agree = MustAgree::kNone},
+          {.name = "format",
+           .fallback = "text",
+           .help = "text or json",
+           .group = "Output",
+           .choices = {"text", "json"},
+           .must_agree = MustAgree::kNone}};
+}
+
+/// A combination of the swept settings.
+struct Cell : SimulatedRun {
+  std::vector<std::string> values{};
+  bool is_best = false;  ///< no other has both less memory and less time for a token
+};
+
+int ranks_per_node(const Config& config) {
+  return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
+}
+
+/// Every combination, the last setting's values first; those that cannot be are noted.
+std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
+                               const std::vector<Swept>& sweep) {
+  std::vector<Cell> cells;
+  const auto simulate = [&](const Config& own, const std::vector<std::string>& values) {
+    Cell cell{simulate_run(own, profile, ranks_per_node(own)), values};
+    for (std::size_t i = 0; i < sweep.size(); ++i) {  // 0 stands for the strategy's own
+      if (sweep[i].name == "replicas") cell.values[i] = concat(cell.plan().options.replicas);
+    }
+    cells.push_back(std::move(cell));
+  };
+  note_left_out(each_combination(config, sweep, simulate), cells.empty(), "simulated");
+  std::vector<ParetoPoint> points;
+  for (const Cell& cell : cells) {
+    points.push_back({static_cast<double>(cell.memory),
+                      static_cast<double>(cell.plan().options.ranks) / cell.tokens_per_second()});
+  }
+  const std::vector<bool> best = pareto_front(points);
+  for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
+  return cells;
+}
+
+void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
+  const TrainerOptions& options = cell.plan().options;
+  out << describe_model(cell.plan()) << "\n"
+      << describe_ranks(options) << "\n"
+      << "profile " << profile.name << "; nothing was measured here\n\n"
+      << "step           " << in_ms(cell.step.seconds) << " ms of " << with_commas(cell.tokens)
+      << " tokens\n"
+      << "tokens/s       " << with_prefix(cell.tokens_per_second()) << ", "
+      << with_prefix(cell.tokens_per_second() / static_cast<double>(options.ranks))
+      << " per rank\n";
+  if (cell.mfu > 0.0) {
+    const std::string dtype(to_string(options.precision));
+    out << wrapped(concat("MFU            ", in_percent(cell.mfu), " of ",
+                          fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
+                          " (the model's FLOPs, attention's causal half; none for what is "
+                          "computed again)"),
+                   kColumns, 15)
+        << "\n";
+  }
+  out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
+      << in_ms(cell.step.communication.busy) << " ms communication, "
+      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n\n";
+  TextTable lanes({"lane", "busy, ms", "exposed, ms"});
+  for (const Lane lane : kAllLanes) {
+    if (cell.step.of(lane).busy <= 0.0) continue;
+    lanes.add(
+        {std::string(to_string(lane)), in_ms(cell.step.of(lane).busy),
+         is_communication(lane) || is_copying(lane) ? in_ms(cell.step.of(lane).exposed) : "-"});
+  }
+  lanes.print(out);
+  out << "\n";
+  print_memory(out, cell.plan());
+  print_gpu_overhead(out, cell.plan());
+  out << "\n";
+  print_traffic(out, cell.plan().traffic);
+  if (static_cast<double>(cell.memory) > profile.memory_bytes.value) {
+    out << "\n"
+        << wrapped(concat("It does not fit: a device of ", profile.name, " has ",
+                          format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."),
+                   kColumns, 0)
+        << "\n";
+  }
+}
+
+void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::vector<Cell>& cells,
+                 const HardwareProfile& profile) {
+  std::vector<std::string> heading;
+  for (const Swept& swept : sweep) heading.push_back(swept.name);
+  heading.emplace_back("mesh");
+  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed", "memory", ""}) {
+    heading.emplace_back(column);
+  }
+  TextTable table(heading);
+  for (const Cell& cell : cells) {
+    std::vector<std::string> row = cell.values;
+    const Mesh mesh = mesh_of(cell.plan().options);
+    const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
+    row.insert(
+        row.end(),
+        {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
+         in_ms(cell.step.seconds),
+         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
+         cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
+         in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
+         !fits          ? "too much"
+         : cell.is_best ? "best"
+                        : ""});
+    table.add(std::move(row));
+  }
+  if (!cells.empty())
+    out << describe_model(cells.front().plan()) << "\nprofile " << profile.name << "\n\n";
+  table.print(out);
+  out << "\n"
+      << wrapped(
+             "mesh: replicas x ranks that share one. best: no other has both less memory and more "
+             "tokens per second and rank; memory is of one device, with what it takes beside the "
+             "plan.",
+             kColumns, 0)
+      << "\n";
+}
+
+nlohmann::ordered_json json_of(const Cell& cell) {
+  nlohmann::ordered_json lanes = nlohmann::ordered_json::object();
+  for (const Lane lane : kAllLanes) {
+    const LaneTime& time = cell.step.of(lane);
+    if (time.busy <= 0.0) continue;
+    lanes[std::string(to_string(lane))] = {{"busy_seconds", time.busy},
+                                           {"exposed_seconds", time.exposed}};
+  }
+  nlohmann::ordered_json json{
+      {"ranks", cell.plan().options.ranks},
+      {"strategy", cell.plan().options.strategy},
+      {"replicas", cell.plan().options.replicas},
+      {"step_seconds", cell.step.seconds},
+      {"tokens", cell.tokens},
+      {"tokens_per_second", cell.tokens_per_second()},
+      {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
+      {"exposed_seconds", cell.step.communication.exposed},
+      {"lanes", lanes},
+      {"memory_bytes", cell.memory},
+      {"peak_bytes", to_json(cell.plan().memory)},
+      {"sent_bytes", sent_bytes_to_json(cell.plan().traffic)},
+      {"best", cell.is_best}};
+  if (cell.plan().host_memory.total > 0) {
+    json["host_peak_bytes"] = to_json(cell.plan().host_memory);
+    if (cell.plan().disk_bytes > 0) json["disk_bytes"] = cell.plan().disk_bytes;
+    json["tier_copy_bytes"] = tier_copies_to_json(cell.plan().traffic);
+  }
+  return json;
+}
+
+int run_simulate(const Config& config) {
+  const HardwareProfile profile = find_profile(config.get<std::string>("profile"));
+  if (config.get<bool>("show_profile")) {
+    std::cout << to_text(profile);
+    return kExitGood;
+  }
+  note_noise(std::cerr, profile);
+  if (const auto results = config.get<std::string>("check"); !results.empty()) {
+    return check_simulation(std::cout, config, profile, results);
+  }
+  const std::vector<Swept> sweep =
+      parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");
+  const bool traces = !config.is_null("trace");
+  if (traces) {
+    require(sweep.empty(), ErrorCode::kConfig,
+            "--trace is of one run, and --sweep of many; leave one of them out");
+    check_writable(config.get<std::string>("trace"), "--trace");
+  }
+  const std::vector<Cell> cells = simulate_all(config, profile, sweep);
+  if (traces) write_trace(config.get<std::string>("trace"), cells.front());
+  if (config.get<std::string>("format") == "json") {
+    auto all = nlohmann::ordered_json::array();
+    for (const Cell& cell : cells) {
+      nlohmann::ordered_json json = nlohmann::ordered_json::object();
+      for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = cell.values[i];
+      json.update(json_of(cell));
+      all.push_back(std::move(json));
+    }
+    write_json(std::cout, {{"kind", "simulation"}, {"profile", profile.name}, {"runs", all}});
+  } else if (sweep.empty()) {
+    print_cell(std::cout, cells.front(), profile);
+  } else {
+    print_sweep(std::cout, sweep, cells, profile);
+  }
+  return kExitGood;
+}
+
+}  // namespace
+
+std::function<int()> add_simulate(CLI::App& app) {
+  const auto command = std::make_shared<SettingsCommand>(
+      app,
+      joined(
+          {model_settings(), without(trainer_settings(), "ranks_per_node"), simulate_settings()}),
+      train_only_settings());
+  return [command] {
+    const Config config = command->config(std::cerr, kForAnyMachine);
+    print_announcements(std::cerr, config);
+    return run_simulate(config);
+  };
+}
+
+}  // namespace tessera::cli

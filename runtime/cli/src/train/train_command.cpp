@@ -1,0 +1,424 @@
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "commands.h"
+#include "generate/sample.h"
+#include "launch/interrupt_watch.h"
+#include "launch/same_run.h"
+#include "output/profile_note.h"
+#include "output/run_report.h"
+#include "output/terminal.h"
+#include "plan/fit_setting.h"
+#include "run/data_report.h"
+#include "run/dump_watch.h"
+#include "run/interrupt.h"
+#include "run/progress.h"
+#include "run/work_watch.h"
+#include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
+#include "settings/gpt_settings.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/compat/launcher.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/auto_batch.h"
+#include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/metrics.h"
+#include "tessera/trainer/rank_device.h"
+#include "tessera/trainer/trainer.h"
+#include "tessera/trainer/trainer_settings.h"
+#include "train/loss_plot.h"
+#include "train/model_export.h"
+#include "train/run_outputs.h"
+
+namespace tessera::cli {
+namespace {
+
+void print_header(const Config& config, const GptChoice& choice, const TokenDataset& dataset,
+                  const TrainingPlan& plan) {
+  const TrainerOptions& options = plan.options;
+  const std::int64_t positions_per_step =
+      sample_division(options).samples_per_step() * config.get<std::int64_t>("sequence_length");
+  std::cout << describe_model(plan) << "\n"
+            << describe_ranks(options) << "\n"
+            << "binding: " << describe(*options.binding) << "\n"
+            << "data: " << with_commas(dataset.tokens()) << " tokens from "
+            << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
+            << with_commas(positions_per_step)
+            << (dataset.kind() == DataKind::kExamples ? " positions" : "") << " per step\n"
+            << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
+  if (plan.checkpoint_bytes > 0) {
+    std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes) << " per rank, and "
+              << format_bytes(plan.snapshot_bytes) << " of host memory for the copy\n";
+  }
+  std::vector<std::string> lines;
+  if (choice.pretrained && plan.resume == nullptr) {
+    const std::string decoding =
+        describe_decoding(choice.config, *choice.pretrained, config.get<std::string>("precision"));
+    lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",
+                           choice.pretrained->format(), decoding.empty() ? "" : "; ", decoding));
+  }
+  for (std::string& line : describe_data(dataset, choice)) lines.push_back(std::move(line));
+  std::vector<std::string> notes = dataset.notes();
+  notes.push_back(epochs_note(config, dataset));
+  notes.push_back(device_note(config, options));
+  for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
+    notes.push_back(std::move(note));
+  }
+  for (const std::string& note : notes) {
+    if (!note.empty()) lines.push_back("note: " + note);
+  }
+  for (const std::string& line : lines) {
+    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+  }
+  std::cout << std::flush;
+}
+
+std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> parameters) {
+  std::map<std::string, std::vector<float>> values;
+  for (FullParameter& parameter : parameters) {
+    values[parameter.name] = std::move(parameter.values);
+  }
+  return values;
+}
+
+/// The largest micro-batch that fits every process, and says so.
+void choose_batch(Config& config, TrainerOptions& options, const RunInputs& inputs) {
+  const std::int64_t given = agreed_bytes_per_rank(options);
+  const BatchChoice choice = tessera::choose_batch({inputs.model, inputs.source}, options, given);
+  options.micro_batch = choice.micro_batch;
+  options.accumulate = choice.accumulate;
+  config.set_effective("micro_batch", choice.micro_batch);
+  config.set_effective("accumulate", choice.accumulate);
+  if (config.get<bool>("quiet")) return;
+  std::cerr << "auto-batch: micro-batch " << choice.micro_batch << ", " << choice.accumulate
+            << " micro-steps: " << format_bytes(choice.predicted_bytes) << " per rank of "
+            << format_bytes(given) << " less " << describe_room(choice);
+  if (choice.next_micro_batch) {
+    std::cerr << "; micro-batch " << *choice.next_micro_batch << " would need "
+              << format_bytes(choice.next_bytes);
+  }
+  std::cerr << "\n";
+}
+
+/// Applies the choice of --fit, and says so.
+void fit(Config& config, TrainerOptions& options, const RunInputs& inputs) {
+  if (config.is_null("fit")) return;
+  require(!config.get<bool>("auto_batch"), ErrorCode::kConfig,
+          "--fit and --auto-batch both decide what fills the memory; give one of them");
+  options.device = resolved_device(options.device);
+  options.group = resolved_group(options);
+  const FitRequest request = fit_request(config, options, true);
+  if (!config.get<bool>("quiet")) note_noise(std::cerr, request.cluster.profile);
+  const FitChoice choice = apply_fit(config, options, inputs, request);
+  if (!config.get<bool>("quiet")) print_fit(std::cerr, choice, request);
+}
+
+/// The FLOPs per second of all ranks. The ranks of this machine stand for those of others, and this
+/// process for its neighbours, which are idle now: on CPUs with as many ranks, since they share the
+/// cores, on GPUs with its own.
+double machine_flops(TrainerOptions options) {
+  const bool on_gpus = options.world != nullptr && options.device == DeviceChoice::kCuda;
+  const int measured = on_gpus ? options.world->local_ranks() : ranks_on_host(options);
+  const double times = static_cast<double>(options.ranks) / measured;
+  if (on_gpus) options.group = measured > 1 ? GroupChoice::kNccl : GroupChoice::kThread;
+  if (options.world != nullptr) options.binding = nullptr;  // that of other processes, too
+  options.world = nullptr;
+  options.ranks = measured;
+  return times * measure_matmul_flops(options);
+}
+
+/// The options of the run, as far as the data, the other processes and memory decide them.
+TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const Launcher& launcher,
+                                const GptChoice& choice, const ExportSource& source,
+                                const Model& model, const TokenDataset& dataset,
+                                const std::optional<TokenDataset>& evaluation) {
+  std::vector<std::string> read = dataset.files();
+  if (!choice.text.path.empty()) read.push_back(choice.text.path);
+  RunOutputs::check(config, read);
+  ModelExport::check(config);
+  config.set_effective("data_kind", to_string(dataset.kind()));
+  choose_steps(config, dataset);
+  TrainerOptions options = trainer_options(config);
+  const std::vector<NamedText> initial = adopt_parameters(choice, options);
+  options.checkpoints.companions = source.files;
+  name_dtype(options.checkpoints.companions, source.dtype, NewKey::kAdded);
+  options.dump_requests = dumps.requests();
+  options.host_work = interruptible_work();
+  options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
+  join_world(launcher, config, options);
+  if (options.world != nullptr) {
+    require_same_program(*options.world);
+    require_same_settings(config, options, initial);
+  }
+  const RunInputs inputs{model, dataset, evaluation ? &*evaluation : nullptr};
+  fit(config, options, inputs);
+  if (config.get<bool>("auto_batch")) choose_batch(config, options, inputs);
+  return options;
+}
+
+/// A planned run. Everything that can be wrong is found here, before a file is written.
+struct PreparedRun {
+  PreparedRun(Config settings, const DumpWatch& dumps)
+      : config(std::move(settings)),
+        choice(choose_gpt(config)),
+        model(make_model(choice)),
+        source(export_source(config, choice)),
+        dataset(open_dataset(config, choice)),
+        evaluation(open_evaluation(config, choice)),
+        trainer(
+            model, dataset,
+            complete_options(config, dumps, launcher, choice, source, model, dataset, evaluation),
+            evaluation ? &*evaluation : nullptr) {
+    set_effective(config, plan().options);
+  }
+  const TrainingPlan& plan() const { return trainer.plan(); }
+
+  const Launcher launcher = find_launcher(std::getenv);
+  Config config;
+  const GptChoice choice;
+  const Model model;
+  const ExportSource source;
+  const TokenDataset dataset;
+  const std::optional<TokenDataset> evaluation;
+  const Trainer trainer;
+};
+
+/// Trains to the end or to a signal, and tells and writes every step.
+TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
+                      double peak_flops, const InterruptGuard& interrupt, ModelExport& exported) {
+  Progress progress(run.plan().options.steps, run.plan().options.patience,
+                    run.config.get<bool>("quiet"), run.config.get<bool>("verbose"));
+  std::optional<WorkWatch> watch;
+  const bool shows = run.launcher.process == 0 && !run.config.get<bool>("quiet");
+  if (shows) watch.emplace(*run.plan().options.host_work, progress);
+  return run.trainer.train(
+      [&](const StepRecord& record) {
+        outputs.step(record, peak_flops);
+        exported.reached(record.step);
+        losses.add(record.step, record.loss);
+        progress.show(record);
+        return interrupt.signal() == 0;
+      },
+      [&](const std::string& note) {
+        outputs.note(note);
+        progress.note(note);
+      },
+      [&](const EvaluationRecord& record) {
+        outputs.evaluation(record);
+        progress.evaluation(record);
+      },
+      [&](const SaveRecord& record) {
+        outputs.checkpoint(record);
+        progress.checkpoint(record);
+      },
+      exported.on_parameter());
+}
+
+/// Reports the run beside its prediction, and a text of the model.
+void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary,
+            const LossPlot& losses, double peak_flops, const InterruptGuard& interrupt) {
+  const bool interrupted = interrupt.signal() != 0;
+  const TrainingPlan& plan = run.plan();
+  const RunUtilisation utilisation =
+      utilisation_of_run(run.model, summary.tokens_per_second, peak_flops,
+                         [&] { return machine_flops(plan.options); });
+  const RunMeasurements measurements{.matmul_flops_per_second = utilisation.peak_flops_per_second,
+                                     .mfu = utilisation.mfu};
+  if (!utilisation.note.empty()) outputs.note(utilisation.note);
+  outputs.end(plan, summary, measurements);
+  if (run.config.get<bool>("quiet")) return;
+  if (summary.stopped_early) {
+    const BestEvaluation& best = *summary.evaluation->best;
+    std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps
+              << ": no better "
+              << (plan.options.min_improvement > 0.0 ? "by more than --min-improvement " : "")
+              << "for " << counted(best.without_improvement, "evaluation")
+              << "; the best is of step " << best.step << "\n";
+  } else if (summary.last_step < plan.options.steps) {
+    std::cout << "stopped after step " << summary.last_step << " of " << plan.options.steps << "\n";
+  }
+  if (const std::string note = describe_trace(plan.options, summary.traced_steps); !note.empty()) {
+    std::cout << note << "\n";
+  }
+  std::cout << "\n";
+  losses.print(std::cout, inspect(stdout).columns, is_utf8_locale(std::getenv));
+  print_summary(std::cout, plan, summary, measurements);
+  if (!utilisation.note.empty()) std::cout << "note: " << utilisation.note << "\n";
+  if (!plan.options.gather_parameters || interrupted) return;
+  if (const std::string why = why_no_sample(run.config, run.choice, summary.last_loss);
+      !why.empty()) {
+    std::cout << "\nsample    " << why << "\n";
+    return;
+  }
+  const int threads = plan.options.threads_per_rank * ranks_on_host(plan.options);
+  std::cout << "\nsample\n"
+            << make_sample(run.config, run.choice, threads, by_name(std::move(summary.parameters)),
+                           [&] { return interrupt.signal() == 0; })
+            << "\n";
+}
+
+/// The checkpoint of the last step, or of that at which --patience has stopped the run, if --resume
+/// auto finds it: nothing is left to train. "" else.
+std::string finished_run(const Config& config) {
+  if (config.is_null("save") || config.is_null("resume")) return "";
+  if (config.get<std::string>("resume") != "auto") return "";
+  std::string newest = find_whole_checkpoint(config.get<std::string>("save")).path;
+  if (newest.empty()) return "";
+  const Manifest manifest = read_manifest(newest);
+  const auto patience = config.get<std::int64_t>("patience");
+  const bool has_stopped =
+      patience > 0 && manifest.best && manifest.best->without_improvement >= patience;
+  return has_stopped || manifest.step >= config.get<std::int64_t>("steps") ? newest : "";
+}
+
+/// Says so if a run keeps its best checkpoint and has exported another; "" if it is the same.
+std::string better_than_exported(const TrainingPlan& plan, const TrainingSummary& summary) {
+  const CheckpointOptions& saves = plan.options.checkpoints;
+  if (!saves.save_best || !summary.evaluation || !summary.evaluation->best) return "";
+  const std::int64_t best = summary.evaluation->best->step;
+  if (best == summary.last_step) return "";
+  return concat("          That is of step ", summary.last_step, "; the best is of step ", best,
+                ": tessera checkpoint convert ", saves.folder, "/best FOLDER");
+}
+
+/// Our launcher ends the processes that it has started.
+GraceOfRun grace_of(const PreparedRun& run) {
+  constexpr std::chrono::seconds kDefault{30};
+  GraceOfRun limit{.saves = !run.plan().options.checkpoints.folder.empty()};
+  if (!run.config.is_null("grace")) {
+    limit.grace = std::chrono::seconds(run.config.get<std::int64_t>("grace"));
+  } else if (run.launcher.meeting < 0) {
+    limit.grace = kDefault;
+  }
+  return limit;
+}
+
+int run_train(Config config) {
+  if (const std::string last = finished_run(config); !last.empty()) {
+    if (!config.get<bool>("quiet")) {
+      std::cout << "the run is complete: " << last << " is of its last step\n";
+    }
+    return kExitGood;
+  }
+  const DumpWatch dumps;
+  const PreparedRun run(std::move(config), dumps);
+  RunOutputs outputs(run.config, run.model);
+  if (!run.config.get<bool>("quiet")) {
+    print_header(run.config, run.choice, run.dataset, run.plan());
+  }
+  if (run.config.get<bool>("verbose")) print_settings(std::cout, run.config);
+
+  const bool reports = run.launcher.process == 0;
+  const double peak_flops = reports ? machine_flops(run.plan().options) : 0.0;
+  const InterruptGuard interrupt;
+  std::optional<InterruptWatch> watch(std::in_place, interrupt, run.plan().options.world.get(),
+                                      grace_of(run));
+  LossPlot losses(run.plan().options.steps);
+  ModelExport exported(run.config, run.choice.config, run.source);
+  TrainingSummary summary;
+  try {
+    summary = train(run, outputs, losses, peak_flops, interrupt, exported);
+  } catch (const Error& error) {
+    if (!is_ended_start(error, *run.plan().options.host_work)) throw;
+    if (reports && !run.config.get<bool>("quiet")) std::cout << "stopped before the first step\n";
+    return kExitSignal + interrupt.signal();
+  }
+  watch.reset();
+  const std::vector<std::string> folders = exported.finish();
+  // Schedulers ask so for a run to end early, and take what follows for a failure or not.
+  const bool saved = !run.plan().options.checkpoints.folder.empty() && summary.failed_saves == 0;
+  const std::string better = folders.empty() ? "" : better_than_exported(run.plan(), summary);
+  if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
+  if (!run.config.get<bool>("quiet")) {
+    for (const std::string& folder : folders) {
+      std::cout << "\n"
+                << for_reader(inspect(stdout), concat("exported  ", folder, exported.description()),
+                              10)
+                << "\n";
+    }
+    if (!better.empty()) std::cout << for_reader(inspect(stdout), better, 10) << "\n";
+  }
+  if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
+  return kExitSignal + interrupt.signal();
+}
+
+}  // namespace
+
+std::vector<Setting> train_only_settings() {
+  const auto flag = [](const char* name, const char* help) {
+    return Setting{.name = name,
+                   .type = SettingType::kFlag,
+                   .fallback = false,
+                   .help = help,
+                   .group = "Output",
+                   .must_agree = MustAgree::kNone};
+  };
+  Setting auto_batch =
+      flag("auto_batch",
+           "raise the micro-batch to the largest that fits the memory, and accumulate less: "
+           "micro-batch times accumulation stays as given");
+  auto_batch.group = "Step";
+  auto_batch.must_agree = MustAgree::kAll;
+  const Setting grace{
+      .name = "grace",
+      .type = SettingType::kInteger,
+      .help =
+          "seconds that the step and a last checkpoint may take after Ctrl-C, SIGTERM or "
+          "SIGUSR1 [30, which Slurm and Kubernetes wait before they kill; under `tessera "
+          "launch` its --grace]",
+      .group = "Checkpoints",
+      .minimum = 0,
+      .maximum = 1e6,
+      .must_agree = MustAgree::kNone};
+  return joined(
+      {data_settings(),
+       sample_settings(),
+       output_settings(),
+       fit_settings(),
+       export_settings(),
+       {state_dict_setting(), auto_batch, grace,
+        flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
+        flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
+        flag("verbose", "tell every setting and where it is from, and a line for every step"),
+        flag("quiet", "print nothing but errors")}});
+}
+
+std::vector<Setting> without(std::vector<Setting> settings, std::string_view name) {
+  std::erase_if(settings, [&](const Setting& setting) { return setting.name == name; });
+  return settings;
+}
+
+std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) {
+  std::vector<Setting> all;
+  for (const auto& table : tables) all.insert(all.end(), table.begin(), table.end());
+  return all;
+}
+
+std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& app) {
+  return std::make_shared<SettingsCommand>(
+      app, joined({model_settings(), trainer_settings(), train_only_settings()}));
+}
+
+std::function<int()> add_train(CLI::App& app) {
+  const auto command = add_train_flags(app);
+  return [command] {
+    const Launcher launcher = find_launcher(std::getenv);
+    Config config = command->config(std::cerr, facts_of(launcher));
+    choose_dump_folder(config);
+    adopt_launcher(launcher, config);
+    if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+    return run_train(std::move(config));
+  };
+}
+
+}  // namespace tessera::cli
