@@ -59,10 +59,11 @@ int state_for(const SavedParameter& parameter, const StateTensor& tensor, Loaded
   return index_of(kValues);
 }
 
-/// By the order in which saved_parameters() lists them.
+/// By the order in which saved_parameters() lists them. Mirrors have nothing of their own.
 template <typename Visit>
 void for_each_flat(const ModelLayout& layout, const Visit& visit) {
   for (int u = 0; u < static_cast<int>(layout.units.size()); ++u) {
+    if (layout.units[static_cast<std::size_t>(u)].mirrors >= 0) continue;
     const std::vector<FlatParameter>& flats = layout.units[static_cast<std::size_t>(u)].flats;
     for (int f = 0; f < static_cast<int>(flats.size()); ++f) {
       visit(FlatId{u, f}, flats[static_cast<std::size_t>(f)]);
@@ -172,9 +173,15 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
                                        const ModelLayout& layout, const StateOptions& options,
                                        int rank) {
   const ShardNesting nesting(options.mesh, options.placement);
+  const std::vector<ScheduleUnit> units = schedule_units(layout, options);
+  const int pipeline_rank = options.mesh.index(Axis::kPipeline, rank);
   std::vector<SavedPiece> pieces;
   int parameter = 0;
-  for_each_flat(layout, [&](const FlatId&, const FlatParameter& flat) {
+  for_each_flat(layout, [&](const FlatId& id, const FlatParameter& flat) {
+    if (units[static_cast<std::size_t>(id.unit)].rank != pipeline_rank) {
+      parameter += static_cast<int>(flat.tensors.size());
+      return;
+    }
     const Range own = nesting.range(flat.padded_numel, nesting.state_axes(), rank);
     for (const FlatTensor& tensor : flat.tensors) {
       const int p = parameter++;

@@ -14,6 +14,10 @@ namespace {
 
 /// The ranks that meet in an action; the first stands for all.
 std::vector<int> members_of(const Schedule& schedule, const Action& action) {
+  if (action.operation->meeting == Meeting::kPair) {
+    const int of_stage = schedule.mesh.world_size() / schedule.pipeline_ranks();
+    return {schedule.pipeline.rank * of_stage, action.peer * of_stage};
+  }
   const bool some = action.operation->meeting == Meeting::kAlongAxes;
   return schedule.mesh.group(some ? action.axes : schedule.mesh.axes(), 0);
 }
@@ -51,7 +55,8 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
     if (is_collective(action)) {
       Traffic traffic;
       action.operation->charge(schedule, action, traffic);
-      auto& members = groups[{action.operation->meeting, to_string(action.axes)}];
+      auto& members =
+          groups[{action.operation->meeting, concat(to_string(action.axes), action.peer)}];
       if (members.empty()) members = members_of(schedule, action);
       for (int k = 0; k < kCollectiveKinds; ++k) {
         const auto kind = static_cast<CollectiveKind>(k);
@@ -190,22 +195,44 @@ double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vecto
 
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster) {
-  const std::vector<double> costs = costs_of(program, layout, model, options, cluster);
-  ExecutorOptions timed = options;
-  timed.cost = [&](const Schedule& schedule, const Action& action) {
-    return costs[static_cast<std::size_t>(&action - schedule.actions.data())];
-  };
-  timed.speeds = speeds_of(*program.schedule, cluster, options.threads);
-  std::vector<ActionSpan> spans =
-      simulate(std::span(&program, 1), layout, model, state_options(*program.schedule), timed)
-          .spans;
+  return simulate_step({{program}}, layout, model, options, cluster);
+}
+
+SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
+                            const ModelLayout& layout, const Model& model,
+                            const ExecutorOptions& options, const Cluster& cluster, int shown) {
+  std::vector<std::vector<Program>> steps_alone;
+  std::vector<std::vector<double>> costs;
+  std::vector<ExecutorOptions> timed;
+  for (const std::vector<Program>& programs : ranks) {
+    steps_alone.push_back({programs.front()});
+    costs.push_back(costs_of(programs.front(), layout, model, options, cluster));
+    ExecutorOptions own = options;
+    own.cost = [&costs, rank = costs.size() - 1](const Schedule& schedule, const Action& action) {
+      return costs[rank][static_cast<std::size_t>(&action - schedule.actions.data())];
+    };
+    own.speeds = speeds_of(*programs.front().schedule, cluster, options.threads);
+    timed.push_back(std::move(own));
+  }
+  std::vector<Simulation> simulated =
+      simulate(steps_alone, layout, model,
+               state_options(*ranks.front().front().schedule), timed);
   // By step: where it ends. A step alone begins at 0.
   std::map<std::int64_t, double> ends;
-  for (const ActionSpan& span : spans) ends[span.step] = std::max(ends[span.step], span.end);
+  for (const Simulation& rank : simulated) {
+    for (const ActionSpan& span : rank.spans) {
+      ends[span.step] = std::max(ends[span.step], span.end);
+    }
+  }
   SimulatedStep step;
   const auto last = std::prev(ends.end());
   step.seconds = last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second);
   const auto steps = static_cast<double>(ends.size());
+  for (const Simulation& rank : simulated) {
+    const double busy = time_of({Lane::kCompute}, rank.spans).busy / steps;
+    step.idle.push_back(step.seconds > 0.0 ? 1.0 - busy / step.seconds : 0.0);
+  }
+  std::vector<ActionSpan> spans = std::move(simulated[static_cast<std::size_t>(shown)].spans);
   const auto per_step = [&](std::initializer_list<Lane> lanes) {
     const LaneTime all = time_of(lanes, spans);
     return LaneTime{all.busy / steps, all.exposed / steps};

@@ -173,8 +173,8 @@ std::string text_without_policy(Schedule schedule) {
 SimulatedStep predict_step(const TrainingPlan& plan, const Cluster& cluster) {
   TrainerOptions timed = plan.options;
   timed.device = cluster.profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  return simulate_step({&plan.schedule, &plan.inputs.source}, plan.layout, plan.inputs.model,
-                       executor_options(timed), cluster);
+  return simulate_step(programs_of(plan, plan.inputs.source, nullptr, nullptr), plan.layout,
+                       plan.inputs.model, executor_options(timed), cluster);
 }
 
 FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,

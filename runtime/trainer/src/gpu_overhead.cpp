@@ -6,6 +6,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/segment_pool.h"
+#include "tessera/sharding/groups.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/trainer/byte_size.h"
 
@@ -49,19 +50,26 @@ std::int64_t graph_nodes(const Schedule& schedule) {
   return nodes;
 }
 
-/// One for each lane and group of ranks that some collective of the run uses, and one for scalars:
-/// see RankGroups::split_from.
+/// One for each lane and group of ranks that some collective of the run uses, one for each pair of
+/// pipeline ranks of which this one is, and one for scalars: see RankGroups::split_from.
 std::int64_t communicators(const TrainingPlan& plan) {
   std::set<std::pair<Lane, std::string>> used;
-  const auto add = [&](const Schedule& schedule) {
-    for (const Action& action : schedule.actions) {
-      if (!action.axes.empty()) used.emplace(action.lane, to_string(action.axes));
+  std::set<PipelinePair> pairs;
+  const auto add = [&](const StepPlan& step) {
+    for (const Schedule& schedule : step.ranks) {
+      for (const Action& action : schedule.actions) {
+        if (!action.axes.empty()) used.emplace(action.lane, to_string(action.axes));
+        if (action.operation->is_message && schedule.pipeline.rank == plan.largest_stage) {
+          pairs.insert(PipelinePair::of(action.lane, schedule.pipeline.rank, action.peer));
+        }
+      }
     }
   };
-  add(plan.schedule);
+  add(plan.step);
   if (plan.evaluation) add(*plan.evaluation);
   if (plan.forward) add(*plan.forward);
-  return static_cast<std::int64_t>(used.size()) + 1;
+  const std::int64_t of_scalars = plan.step.ranks.size() > 1 ? 2 : 1;
+  return static_cast<std::int64_t>(used.size() + pairs.size()) + of_scalars;
 }
 
 }  // namespace
@@ -81,7 +89,7 @@ std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan) {
        .bytes = kKernelBytes,
        .source = "an allowance: of our own, cuBLASLt and cuDNN, loaded when first launched"}};
   if (plan.cuda_graph) {
-    const std::int64_t nodes = graph_nodes(plan.schedule);
+    const std::int64_t nodes = graph_nodes(plan.schedule());
     items.push_back(
         {.name = "CUDA graph",
          .bytes = nodes * kGraphNodeBytes,

@@ -31,19 +31,29 @@ ExecutorOptions executor_options_of(const TrainingPlan& plan, FlightRecorder& re
 
 /// Host memory of offloaded state and snapshots, as a pool cuts it, and a page for what the host
 /// writes and reads in every step: tokens and scalars.
-std::int64_t pinned_bytes(const TrainingPlan& plan) {
-  std::int64_t bytes = plan.host_memory.total + plan.snapshot_bytes;
+std::int64_t pinned_bytes(const TrainingPlan& plan, int rank) {
+  const auto p = static_cast<std::size_t>(plan.pipeline_rank_of(rank));
+  const RankCosts& costs = plan.stages[p];
+  std::int64_t bytes = costs.host_memory.total + costs.snapshot_bytes;
   bytes += static_cast<std::int64_t>(SegmentPool::kPageBytes);
-  for (const ScheduleBuffer& buffer : plan.snapshot.buffers) {
+  for (const ScheduleBuffer& buffer : plan.snapshot.ranks[p].buffers) {
     if (buffer.tier == Tier::kHost) bytes += static_cast<std::int64_t>(SegmentPool::kAlignment);
   }
   return bytes;
 }
 
-std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
+std::vector<const Schedule*> schedules_of(const std::vector<std::vector<Program>>& programs) {
   std::vector<const Schedule*> schedules;
-  for (const Program& program : programs) schedules.push_back(program.schedule);
+  for (const std::vector<Program>& of_rank : programs) {
+    for (const Program& program : of_rank) schedules.push_back(program.schedule);
+  }
   return schedules;
+}
+
+const std::vector<Program>& programs_of_rank(const TrainingPlan& plan,
+                                             const std::vector<std::vector<Program>>& programs,
+                                             int rank) {
+  return programs[static_cast<std::size_t>(plan.pipeline_rank_of(rank))];
 }
 
 }  // namespace
@@ -59,19 +69,22 @@ void RankCrew::note_failure(int rank) {
   }
 }
 
-RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<Program>& programs, int number,
-                   ProcessGroup& world, FlightRecorder& recorder)
+RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Program>>& programs,
+                   int number, ProcessGroup& world, FlightRecorder& recorder)
     : rank(number),
-      device(make_rank_device(plan.options, rank, pinned_bytes(plan))),
+      device(make_rank_device(plan.options, rank, pinned_bytes(plan, rank))),
       memory(*device, plan.options.memory_limit_bytes),
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
-      state(plan.layout, state_options(plan.schedule), rank, memory, disk_options(plan.options),
+      state(plan.layout,
+            state_options(*programs_of_rank(plan, programs, rank).front().schedule), rank, memory,
+            disk_options(plan.options),
             plan.options.host_work.get()),
-      executor(state, plan.inputs.model, programs, groups, memory,
+      executor(state, plan.inputs.model, programs_of_rank(plan, programs, rank), groups, memory,
                executor_options_of(plan, recorder)) {}
 
-RankCrew::RankCrew(const TrainingPlan& plan, std::vector<Program> programs, DumpWriter& dumps)
+RankCrew::RankCrew(const TrainingPlan& plan, std::vector<std::vector<Program>> programs,
+                   DumpWriter& dumps)
     : plan_(plan),
       programs_(std::move(programs)),
       dumps_(dumps),

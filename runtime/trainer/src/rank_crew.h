@@ -19,7 +19,7 @@ namespace tessera {
 
 /// One rank at work: what its thread owns. Members are destroyed in reverse order.
 struct RankSeat {
-  RankSeat(const TrainingPlan& plan, const std::vector<Program>& programs, int rank,
+  RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Program>>& programs, int rank,
            ProcessGroup& world, FlightRecorder& recorder);
 
   int rank;
@@ -38,7 +38,8 @@ class RankCrew {
  public:
   /// Starts them; returns when all have taken their seats. Rethrows what kept one from it.
   /// `dumps` keeps what they do.
-  RankCrew(const TrainingPlan& plan, std::vector<Program> programs, DumpWriter& dumps);
+  RankCrew(const TrainingPlan& plan, std::vector<std::vector<Program>> programs,
+           DumpWriter& dumps);
   /// Ends them.
   ~RankCrew();
   RankCrew(const RankCrew&) = delete;
@@ -52,7 +53,8 @@ class RankCrew {
   void abort(std::string_view reason) noexcept;
   /// The first rank of this process, which speaks for it.
   int first_rank() const { return first_rank_; }
-  const std::vector<Program>& programs() const { return programs_; }
+  /// By pipeline rank.
+  const std::vector<std::vector<Program>>& programs() const { return programs_; }
 
  private:
   void serve(int rank, ProcessGroup& world);
@@ -60,7 +62,7 @@ class RankCrew {
   void wait_until_done();
 
   const TrainingPlan& plan_;
-  const std::vector<Program> programs_;
+  const std::vector<std::vector<Program>> programs_;
   DumpWriter& dumps_;
   const int first_rank_;
   std::size_t local_ranks_ = 0;

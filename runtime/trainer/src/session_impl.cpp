@@ -32,21 +32,20 @@ DumpOptions dump_options(const TrainerOptions& options) {
 Session::Impl::Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan& plan)
     : own_(std::move(own)), plan_(plan), source_(plan.inputs.source), given_(source_) {
   if (plan_.resume != nullptr) later_.emplace(source_);
-  std::vector<Program> programs{
-      {&plan_.schedule, later_ ? static_cast<const BatchSource*>(&*later_) : &source_}};
+  const BatchSource& source = later_ ? static_cast<const BatchSource&>(*later_) : source_;
   if (plan_.evaluation) {
     evaluated_.emplace(*plan_.inputs.evaluation, plan_.options.evaluation_samples);
-    programs.push_back({&*plan_.evaluation, &*evaluated_});
   }
-  if (plan_.forward) {
-    forward_ = programs.size();
-    programs.push_back({.schedule = &*plan_.forward, .source = &given_, .predicts = true});
+  std::vector<std::vector<Program>> programs =
+      programs_of(plan_, source, evaluated_ ? &*evaluated_ : nullptr, &given_);
+  if (plan_.forward) forward_ = programs.front().size() - 1;
+  snapshot_ = programs.front().size();
+  for (std::size_t p = 0; p < programs.size(); ++p) {
+    programs[p].push_back({&plan_.snapshot.ranks[p], &source});
   }
-  snapshot_ = programs.size();
-  programs.push_back({&plan_.snapshot, programs.front().source});
   guarded([&] {
     std::vector<const Schedule*> schedules;
-    for (const Program& program : programs) schedules.push_back(program.schedule);
+    for (const Program& program : programs.front()) schedules.push_back(program.schedule);
     dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), std::move(schedules));
     crew_ = std::make_unique<RankCrew>(plan_, std::move(programs), *dumps_);
     introduce();
@@ -56,7 +55,7 @@ Session::Impl::Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan&
       load_initial();
     }
     if (!plan_.options.trace.file.empty()) {
-      trace_ = std::make_unique<StepTrace>(plan_, steps_, crew_->programs(), *dumps_);
+      trace_ = std::make_unique<StepTrace>(plan_, steps_, crew_->programs().front(), *dumps_);
     }
     if (!plan_.options.checkpoints.folder.empty()) saver().prepare();
   });
@@ -310,7 +309,7 @@ Session::Outputs Session::Impl::forward(const TensorView& inputs) {
           to_string(source_.input_dtype()));
   given_.give(inputs);
   const std::int64_t samples = given_.samples(), micro_batch = plan_.options.micro_batch;
-  const std::int64_t per_pass = micro_batch * plan_.options.ranks;
+  const std::int64_t per_pass = evaluation_division(plan_.options).samples_per_step();
   ForwardOutputs outputs(samples, micro_batch);
   const auto add = [&](std::int64_t first, const Shape& shape, std::span<const float> values) {
     outputs.add(first, shape, values);

@@ -121,7 +121,8 @@ TimelineSummary Totals::steady_timeline() const {
 
 /// The traffic of a checkpoint's copies to the host beside its step.
 Traffic copies_of_snapshot(const TrainingPlan& plan) {
-  const Traffic with = account_traffic(plan.snapshot), without = account_traffic(plan.schedule);
+  const Traffic with = account_traffic(plan.snapshot.ranks.front());
+  const Traffic without = account_traffic(plan.step.ranks.front());
   return {.to_host_bytes = with.to_host_bytes - without.to_host_bytes,
           .from_disk_bytes = with.from_disk_bytes - without.from_disk_bytes};
 }

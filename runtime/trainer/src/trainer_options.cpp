@@ -92,11 +92,32 @@ int ranks_on_host(const TrainerOptions& options) {
   return options.world == nullptr ? options.ranks : options.world->ranks_on_host();
 }
 
+namespace {
+
+void check_pipeline(TrainerOptions& options) {
+  PipelineSplit& pipeline = options.pipeline;
+  require(options.ranks % pipeline.stages == 0, ErrorCode::kConfig, "pipeline is ",
+          pipeline.stages, ", but ranks is ", options.ranks,
+          ": each stage has the same number of ranks; choose a `pipeline.stages` that divides the "
+          "ranks");
+  const std::vector<int>& counts = pipeline.layers.counts;
+  require(counts.empty() || static_cast<int>(counts.size()) == pipeline.stages,
+          ErrorCode::kConfig, "pipeline_split has ", counts.size(),
+          " stages, but pipeline is ", pipeline.stages);
+  require(pipeline.stages == 1 || pipeline.tied_apart.value_or(true), ErrorCode::kConfig,
+          "tied_apart is false, and pipeline is ", pipeline.stages,
+          ": stages add up their gradients of tied parameters apart");
+  pipeline.tied_apart = pipeline.tied_apart.value_or(pipeline.stages > 1);
+}
+
+}  // namespace
+
 TrainerOptions resolved(TrainerOptions options) {
   check_rows(options);
   require(options.world == nullptr || options.world->size() == options.ranks, ErrorCode::kConfig,
           "ranks is ", options.ranks, ", but the ", options.world ? options.world->processes() : 0,
           " processes of the run have ", options.world ? options.world->size() : 0);
+  check_pipeline(options);
   check_reduction(options);
   check_activations(options);
   check_attention(options);
@@ -120,8 +141,10 @@ TrainerOptions resolved(TrainerOptions options) {
   }
   const int replicas = options.replicas > 0
                            ? options.replicas
-                           : default_replicas(strategy, options.ranks, options.ranks_per_node);
-  options.replicas = make_mesh(options.ranks, replicas).size(Axis::kReplicate);
+                           : default_replicas(strategy, options.ranks / options.pipeline.stages,
+                                              options.ranks_per_node);
+  options.replicas =
+      make_mesh(options.ranks / options.pipeline.stages, replicas).size(Axis::kReplicate);
   if (options.threads_per_rank == 0) {
     options.threads_per_rank = default_threads(options);
   }
@@ -129,7 +152,10 @@ TrainerOptions resolved(TrainerOptions options) {
 }
 
 Mesh mesh_of(const TrainerOptions& options) {
-  return make_mesh(options.ranks, std::max(options.replicas, 1));
+  const int stages = options.pipeline.stages;
+  Mesh mesh = make_mesh(options.ranks / stages, std::max(options.replicas, 1));
+  mesh.set_size(Axis::kPipeline, stages);
+  return mesh;
 }
 
 SampleDivision sample_division(const TrainerOptions& options) {
@@ -187,6 +213,37 @@ StepRange parse_step_range(std::string_view text) {
       ErrorCode::kConfig, "'", text,
       "' names no steps; write them like 3-5, or 7 for one step, counted from 1");
   return steps;
+}
+
+std::vector<int> StageLayers::first_layers() const {
+  std::vector<int> first;
+  int next = 0;
+  for (const int count : counts) {
+    first.push_back(next);
+    next += count;
+  }
+  return first;
+}
+
+std::string to_string(const StageLayers& layers) {
+  std::string text;
+  for (const int count : layers.counts) text += concat(text.empty() ? "" : ",", count);
+  return text;
+}
+
+StageLayers parse_stage_layers(std::string_view text) {
+  StageLayers layers;
+  const char* const end = text.data() + text.size();
+  for (const char* next = text.data(); next < end;) {
+    int count = 0;
+    const auto read = std::from_chars(next, end, count);
+    require(read.ec == std::errc() && count >= 1 && (read.ptr == end || *read.ptr == ','),
+            ErrorCode::kConfig, "'", text,
+            "' is no split of layers; write how many each stage has, like 4,5,2");
+    layers.counts.push_back(count);
+    next = read.ptr + (read.ptr == end ? 0 : 1);
+  }
+  return layers;
 }
 
 std::string_view to_string(ActivationOffload offload) {

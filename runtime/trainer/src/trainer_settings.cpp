@@ -38,6 +38,12 @@ constexpr auto choices_of(AttentionBackend) {
 constexpr auto choices_of(ActivationOffload) {
   return std::array{ActivationOffload::kNone, ActivationOffload::kHost};
 }
+constexpr auto choices_of(PipelineOrder) {
+  return std::array{PipelineOrder::kOneForwardOneBackward, PipelineOrder::kGPipe};
+}
+static void parse_into(std::string_view text, StageLayers& layers) {
+  layers = parse_stage_layers(text);
+}
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
 }
@@ -66,6 +72,7 @@ void check_trainable_strategy(const json& value) {
   if (!value.get<std::string>().empty()) check_strategy(value);
 }
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
+void check_layers(const json& value) { parse_stage_layers(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
 void check_offload_to_host(const json& value) {
@@ -91,6 +98,18 @@ Row placement(const char* name, const std::string& what, AxisSet Placement::*sta
         if (!o.placement) o.placement = placement_of(o);
         (*o.placement).*state = parse_axes(value.get<std::string>());
       }};
+}
+
+/// A text that is absent where it is empty.
+template <auto... members>
+Row text_row(const char* name, const char* help, void (*check)(const json&), MustAgree must_agree) {
+  Row row = bound<members...>(name, help, {.check = check, .must_agree = must_agree});
+  row.setting.fallback = nullptr;
+  row.read = [read = row.read](const O& o) {
+    json value = read(o);
+    return value.get<std::string>().empty() ? json() : value;
+  };
+  return row;
 }
 
 /// A text that is absent where it is empty.
@@ -184,6 +203,36 @@ std::vector<Row> sharding_rows() {
       });
 }
 
+std::vector<Row> pipeline_rows() {
+  using P = PipelineSplit;
+  return in_group(
+      "Pipeline",
+      {
+          bound<&O::pipeline, &P::stages>(
+              "pipeline",
+              "stages, which divide the layers and pass micro-steps on to one another; each has "
+              "ranks / stages of the ranks, over which `strategy` spreads its training state",
+              {.minimum = 1, .maximum = kMaxRanks}),
+          bound<&O::pipeline, &P::order>(
+              "pipeline_schedule",
+              "in which order stages pass micro-steps: 1f1b (a backward after each forward once "
+              "the pipeline is full) or gpipe (all forwards first, which keeps more activations)"),
+          text_row<&O::pipeline, &P::layers>(
+              "pipeline_split",
+              "layers of each stage, like 4,5,2; the embedding and the head are layers [such that "
+              "the slowest stage is as fast as can be]",
+              check_layers, MustAgree::kAll),
+          bound<&O::pipeline, &P::prefetch>(
+              "pipeline_prefetch",
+              "messages that a stage may receive ahead of the one it uses, and have on their way",
+              {.minimum = 0, .maximum = kMaxPrefetch}),
+          bound<&O::pipeline, &P::tied_apart>(
+              "tied_apart",
+              "add up the gradients of tied parameters apart for each layer, and then once, as "
+              "stages do: gives one process the bits of a pipeline [with several stages true]"),
+      });
+}
+
 std::vector<Row> step_rows() {
   return in_group(
       "Step",
@@ -222,18 +271,6 @@ std::vector<Row> evaluation_rows() {
            "by more than this the loss must be lower than the best before, for `patience` to count "
            "anew",
            {.minimum = 0})});
-}
-
-/// A text that is absent where it is empty.
-template <auto... members>
-Row text_row(const char* name, const char* help, void (*check)(const json&), MustAgree must_agree) {
-  Row row = bound<members...>(name, help, {.check = check, .must_agree = must_agree});
-  row.setting.fallback = nullptr;
-  row.read = [read = row.read](const O& o) {
-    json value = read(o);
-    return value.get<std::string>().empty() ? json() : value;
-  };
-  return row;
 }
 
 template <auto... members>
@@ -387,7 +424,7 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part : {sharding_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
+    for (const auto& part : {sharding_rows(), pipeline_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
                              evaluation_rows(), checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }

@@ -1,6 +1,8 @@
 #include "tessera/trainer/training_plan.h"
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -17,7 +19,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kEvaluationMicroSteps = 1;
+/// Stages work at the same time on as many micro-steps.
+int evaluation_micro_steps(const TrainerOptions& options) { return options.pipeline.stages; }
 
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
@@ -81,25 +84,85 @@ std::vector<std::string> attention_notes(const std::set<CudaAttentionCall>& call
 }
 
 /// Forward passes over the state.
-Schedule plan_forward(const TrainingPlan& of) {
-  PlanOptions forward_only = plan_options(of.options);
+StepPlan plan_forward(const TrainingPlan& of) {
+  PlanOptions forward_only = plan_options(of.options, of.inputs, of.layout);
   forward_only.purpose = Purpose::kEvaluate;
-  forward_only.micro_steps = kEvaluationMicroSteps;
-  Schedule schedule = plan(of.layout, forward_only);
-  require_valid(schedule);
-  return schedule;
+  forward_only.micro_steps = evaluation_micro_steps(of.options);
+  forward_only.offload_activations.clear();
+  StepPlan step = plan_step(of.layout, forward_only);
+  require_valid(step);
+  return step;
+}
+
+/// Whether the model has the layers that stages are to have.
+void check_stages(const TrainerOptions& options, const Model& model) {
+  const std::vector<int>& counts = options.pipeline.layers.counts;
+  const auto layers = static_cast<int>(model.layers.size());
+  if (counts.empty()) return;
+  const int sum = std::accumulate(counts.begin(), counts.end(), 0);
+  require(sum == layers, ErrorCode::kConfig, "pipeline_split is ",
+          to_string(options.pipeline.layers), ", ", sum, " layers, but the model has ", layers,
+          ", the embedding and the head among them");
+}
+
+/// What the ranks of each pipeline rank need.
+void account(TrainingPlan& plan, const BatchSource& given) {
+  const auto& [model, source, evaluation] = plan.inputs;
+  const StateOptions state = plan_options(plan.options).state();
+  const ExecutorOptions executor = executor_options(plan.options);
+  const std::vector<std::vector<Program>> programs = programs_of(plan, source, evaluation, &given);
+  const std::vector<ExecutorOptions> executors(programs.size(), executor);
+  const std::vector<Simulation> simulated =
+      simulate(programs, plan.layout, model, state, executors);
+  std::set<CudaAttentionCall> attention_calls;
+  for (std::size_t p = 0; p < simulated.size(); ++p) {
+    const Simulation& simulation = simulated[p];
+    RankCosts costs{.memory = simulation.memory,
+                    .host_memory = simulation.host_memory,
+                    .disk_bytes = account_disk(plan.step.ranks[p]),
+                    .pool_bytes = simulation.reserved_bytes,
+                    .traffic = account_traffic(plan.step.ranks[p])};
+    if (plan.evaluation) {
+      const Traffic once = account_traffic(plan.evaluation->ranks[p]);
+      for (std::int64_t i = evaluation_steps(plan.options); i > 0; --i) {
+        costs.evaluation_traffic += once;
+      }
+    }
+    if (!plan.options.checkpoints.folder.empty()) {
+      const int rank = static_cast<int>(p) * (plan.options.ranks / plan.options.pipeline.stages);
+      const bool stochastic_rounding = plan.options.optimizer.stochastic_rounding;
+      costs.checkpoint_bytes =
+          describe_file(saved_parameters(plan.layout, state, stochastic_rounding), plan.layout,
+                        state, rank)
+              .bytes;
+      costs.snapshot_bytes = account_snapshot(plan.snapshot.ranks[p]);
+    }
+    attention_calls.insert(simulation.attention_calls.begin(), simulation.attention_calls.end());
+    plan.stages.push_back(costs);
+  }
+  const auto largest = std::ranges::max_element(
+      plan.stages, {}, [](const RankCosts& costs) { return costs.memory.total; });
+  plan.largest_stage = static_cast<int>(largest - plan.stages.begin());
+  static_cast<RankCosts&>(plan) = *largest;
+  for (std::string& note : attention_notes(attention_calls, executor.cuda_kernels)) {
+    plan.notes.push_back(std::move(note));
+  }
 }
 
 }  // namespace
 
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
   return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
-                     flat_alignment(optimizer_tensors(options.optimizer)));
+                     flat_alignment(optimizer_tensors(options.optimizer)),
+                     options.pipeline.tied_apart.value_or(options.pipeline.stages > 1));
 }
 
 PlanOptions plan_options(const TrainerOptions& options) {
   return {.mesh = mesh_of(options),
           .placement = *options.placement,
+          .pipeline = {.first_layers = options.pipeline.layers.first_layers(),
+                       .order = options.pipeline.order,
+                       .prefetch = options.pipeline.prefetch},
           .reshard_after_forward = *options.reshard_after_forward,
           .reduction_order = options.reduction_order,
           .parameter_dtype = options.precision,
@@ -119,10 +182,12 @@ PlanOptions plan_options(const TrainerOptions& options) {
 PlanOptions plan_options(const TrainerOptions& options, const RunInputs& inputs,
                          const ModelLayout& layout) {
   PlanOptions result = plan_options(options);
-  if (options.offload_activations == ActivationOffload::kHost) {
-    result.offload_activations = layer_input_numels(inputs.model, layout, inputs.source,
-                                                    options.micro_batch, options.precision);
-  }
+  const bool offloads = options.offload_activations == ActivationOffload::kHost;
+  if (!offloads && options.pipeline.stages == 1) return result;
+  const std::vector<std::int64_t> numels = layer_input_numels(
+      inputs.model, layout, inputs.source, options.micro_batch, options.precision);
+  if (offloads) result.offload_activations = numels;
+  result.pipeline.input_numels = stage_input_numels(numels, result.pipeline.first_layers);
   return result;
 }
 
@@ -148,15 +213,38 @@ DiskStoreOptions disk_options(const TrainerOptions& options) {
   return {.folder = options.offload_path, .callers = 3};
 }
 
+std::vector<std::vector<Program>> programs_of(const TrainingPlan& plan, const BatchSource& source,
+                                              const BatchSource* evaluation,
+                                              const BatchSource* given) {
+  std::vector<std::vector<Program>> programs;
+  for (std::size_t p = 0; p < plan.step.ranks.size(); ++p) {
+    std::vector<Program>& own = programs.emplace_back();
+    own.push_back({&plan.step.ranks[p], &source});
+    if (plan.evaluation && evaluation != nullptr) {
+      own.push_back({&plan.evaluation->ranks[p], evaluation});
+    }
+    if (plan.forward && given != nullptr) {
+      own.push_back({.schedule = &plan.forward->ranks[p], .source = given, .predicts = true});
+    }
+  }
+  return programs;
+}
+
 std::vector<GemmArgs> record_gemms(const TrainingPlan& plan) {
-  std::vector<Program> programs{{&plan.schedule, &plan.inputs.source}};
-  if (plan.evaluation) programs.push_back({&*plan.evaluation, plan.inputs.evaluation});
-  return record_gemms(programs, plan.layout, plan.inputs.model, plan_options(plan.options).state(),
-                      executor_options(plan.options));
+  StateOptions state = plan_options(plan.options).state();
+  std::vector<GemmArgs> all;
+  const auto& [model, source, evaluation] = plan.inputs;
+  for (const std::vector<Program>& programs : programs_of(plan, source, evaluation, nullptr)) {
+    const std::vector<GemmArgs> own =
+        record_gemms(programs, plan.layout, model, state, executor_options(plan.options));
+    all.insert(all.end(), own.begin(), own.end());
+    ++state.pipeline.rank;
+  }
+  return all;
 }
 
 SampleDivision evaluation_division(const TrainerOptions& options) {
-  return divide_samples(mesh_of(options), kEvaluationMicroSteps, options.micro_batch);
+  return divide_samples(mesh_of(options), evaluation_micro_steps(options), options.micro_batch);
 }
 
 std::int64_t evaluation_steps(const TrainerOptions& resolved) {
@@ -166,7 +254,7 @@ std::int64_t evaluation_steps(const TrainerOptions& resolved) {
 TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options) {
   const auto& [model, source, evaluation] = inputs;
   check(model);
-  TrainingPlan result{.inputs = inputs, .options = resolved(options)};
+  TrainingPlan result{{}, inputs, resolved(options)};
   check_groups(result.options.optimizer.groups, model);
   const std::string other_strategy = strategy_note(result.options);
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);
@@ -179,51 +267,27 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
     result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);
   }
   require(result.options.offload_gradients.disk == 0.0, ErrorCode::kConfig, kNoGradientsOnDisk);
+  if (result.options.pipeline.stages > 1 && result.options.pipeline.layers.counts.empty()) {
+    result.options.pipeline.layers = balanced_layers(inputs, result.options);
+  }
+  check_stages(result.options, model);
   result.layout = make_layout(model, result.options);
-  result.schedule = plan(result.layout, plan_options(result.options, inputs, result.layout));
-  require_valid(result.schedule);
-  const bool stochastic_rounding = result.options.optimizer.stochastic_rounding;
-  result.snapshot = with_snapshot(result.schedule, stochastic_rounding);
+  result.step = plan_step(result.layout, plan_options(result.options, inputs, result.layout));
+  require_valid(result.step);
+  result.snapshot = with_snapshot(result.step, result.options.optimizer.stochastic_rounding);
   require_valid(result.snapshot);
-  std::vector<Program> programs{{&result.schedule, &source}};
   const GivenSamples given(source);
   if (evaluation != nullptr) {
     require(result.options.evaluation_samples >= 1, ErrorCode::kConfig,
             "evaluation_samples: ", result.options.evaluation_samples,
             " is out of range; allowed: at least 1, where there is data to evaluate with");
     result.evaluation = plan_forward(result);
-    programs.push_back({&*result.evaluation, evaluation});
-    const Traffic once = account_traffic(*result.evaluation);
-    for (std::int64_t i = evaluation_steps(result.options); i > 0; --i) {
-      result.evaluation_traffic += once;
-    }
   }
-  if (result.options.forward) {
-    result.forward = plan_forward(result);
-    programs.push_back({.schedule = &*result.forward, .source = &given, .predicts = true});
-  }
-  const ExecutorOptions executor = executor_options(result.options);
-  const Simulation simulation =
-      simulate(programs, result.layout, model, plan_options(result.options).state(), executor);
-  result.memory = simulation.memory;
-  result.host_memory = simulation.host_memory;
-  result.disk_bytes = account_disk(result.schedule);
+  if (result.options.forward) result.forward = plan_forward(result);
+  account(result, given);
   if (result.disk_bytes > 0 && !result.options.offload_path.empty()) {
     check_offload_path(result.options.offload_path,
                        result.disk_bytes * ranks_on_host(result.options));
-  }
-  result.pool_bytes = simulation.reserved_bytes;
-  for (std::string& note : attention_notes(simulation.attention_calls, executor.cuda_kernels)) {
-    result.notes.push_back(std::move(note));
-  }
-  result.traffic = account_traffic(result.schedule);
-  if (!result.options.checkpoints.folder.empty()) {
-    const StateOptions state = plan_options(result.options).state();
-    result.checkpoint_bytes =
-        describe_file(saved_parameters(result.layout, state, stochastic_rounding), result.layout,
-                      state, 0)
-            .bytes;
-    result.snapshot_bytes = account_snapshot(result.snapshot);
   }
   return result;
 }

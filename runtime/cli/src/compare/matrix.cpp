@@ -114,7 +114,7 @@ SimulatedRun simulate_cell(const CompareRequest& request, const Config& config) 
 
 SimulatedTime time_of_step(const SimulatedRun& run) {
   return {run.step.seconds, run.step.communication.exposed, run.step.communication.busy,
-          spans_of(run.plan().schedule, run.step.spans)};
+          spans_of(run.plan().step.ranks.front(), run.step.spans)};
 }
 
 /// Ranks of a CPU share its memory.

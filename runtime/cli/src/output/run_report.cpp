@@ -1,6 +1,7 @@
 #include "output/run_report.h"
 
 #include <array>
+#include <numeric>
 #include <ostream>
 
 #include "output/speed.h"
@@ -228,6 +229,31 @@ std::string describe_model(const TrainingPlan& plan) {
          " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
+/// "embedding to h.3".
+static std::string layers_of_stage(const TrainingPlan& plan, std::size_t stage) {
+  const Schedule& schedule = plan.step.ranks[stage];
+  const LayerRange range = schedule.layers_of(static_cast<int>(stage));
+  const auto name = [&](int layer) {
+    return schedule.layers[static_cast<std::size_t>(layer)].name;
+  };
+  return range.end - range.begin == 1 ? name(range.begin)
+                                      : concat(name(range.begin), " to ", name(range.end - 1));
+}
+
+void print_stages(std::ostream& out, const TrainingPlan& plan) {
+  if (plan.stages.size() == 1) return;
+  TextTable table({"stage", "layers", "", "memory of a rank", "sent per step"});
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const RankCosts& costs = plan.stages[s];
+    const auto sent = std::accumulate(costs.traffic.sent_bytes.begin(),
+                                      costs.traffic.sent_bytes.end(), std::int64_t{0});
+    table.add({std::to_string(s), std::to_string(plan.options.pipeline.layers.counts[s]),
+               layers_of_stage(plan, s), format_bytes(costs.memory.total), format_bytes(sent)});
+  }
+  table.print(out);
+  out << "\nOf stage " << plan.largest_stage << ", which needs most memory:\n\n";
+}
+
 void print_memory(std::ostream& out, const TrainingPlan& plan) {
   TextTable table({"memory of a rank", "predicted", "bytes"});
   for_each_category(plan.memory, plan.memory,
@@ -287,7 +313,7 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
 
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements) {
-  out << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, kIndent) << "\n";
+  out << wrapped("schedule  " + describe_shape(plan.schedule()), kColumns, kIndent) << "\n";
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   if (summary.evaluation) {

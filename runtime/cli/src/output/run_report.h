@@ -31,6 +31,8 @@ std::string describe_shape(const Schedule& schedule);
 std::string describe_model(const TrainingPlan& plan);
 
 /// Memory of one rank by category, as predicted, and what is offloaded.
+/// A line for each stage, if there are several: its layers, its memory, what it sends.
+void print_stages(std::ostream& out, const TrainingPlan& plan);
 void print_memory(std::ostream& out, const TrainingPlan& plan);
 /// Prints the memory that a GPU holds beside that, by item with its source; nothing for a run on
 /// the CPU.

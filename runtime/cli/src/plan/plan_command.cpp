@@ -68,7 +68,20 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
 void print_header(std::ostream& out, const TrainingPlan& plan) {
   out << describe_model(plan) << "\n"
       << describe_ranks(plan.options) << "\n"
-      << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, 10) << "\n";
+      << wrapped("schedule  " + describe_shape(plan.schedule()), kColumns, 10) << "\n";
+}
+
+nlohmann::ordered_json stages_to_json(const TrainingPlan& plan) {
+  auto stages = nlohmann::ordered_json::array();
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const RankCosts& costs = plan.stages[s];
+    stages.push_back({{"layers", plan.options.pipeline.layers.counts[s]},
+                      {"peak_bytes", to_json(costs.memory)},
+                      {"host_bytes", costs.host_memory.total},
+                      {"disk_bytes", costs.disk_bytes},
+                      {"sent_bytes", sent_bytes_to_json(costs.traffic)}});
+  }
+  return stages;
 }
 
 void print_json(std::ostream& out, const Config& config, const TrainingPlan& plan,
@@ -83,7 +96,7 @@ void print_json(std::ostream& out, const Config& config, const TrainingPlan& pla
                               {"device_bytes", device_bytes(plan)},
                               {"sent_bytes", sent_bytes_to_json(plan.traffic)},
                               {"collectives", calls_to_json(plan.traffic)},
-                              {"gradient_sum_bytes", account_gradient_sums(plan.schedule)}};
+                              {"gradient_sum_bytes", account_gradient_sums(plan.schedule())}};
   if (plan.host_memory.total > 0) {
     json["host_peak_bytes"] = to_json(plan.host_memory);
     json["tier_copy_bytes"] = tier_copies_to_json(plan.traffic);
@@ -93,7 +106,12 @@ void print_json(std::ostream& out, const Config& config, const TrainingPlan& pla
     json["disk_copy_bytes"] = disk_copies_to_json(plan.traffic);
   }
   if (!fit.is_null()) json["fit"] = fit;
-  json["schedule"] = to_json(plan.schedule);
+  if (plan.stages.size() == 1) {
+    json["schedule"] = to_json(plan.schedule());
+  } else {
+    json["stages"] = stages_to_json(plan);
+    for (const Schedule& schedule : plan.step.ranks) json["schedules"].push_back(to_json(schedule));
+  }
   write_json(out, json);
 }
 
@@ -133,10 +151,10 @@ void print_sums(std::ostream& out, const TrainingPlan& plan) {
     std::string example;
     std::int64_t parts = 0, tensors = 0;
   };
-  const std::vector<GradientSum> sums = gradient_sums(plan.schedule);
+  const std::vector<GradientSum> sums = gradient_sums(plan.step);
   std::vector<std::pair<std::string, Line>> lines;
   for (const GradientSum& sum : sums) {
-    const std::string terms = short_terms(plan.schedule, sum);
+    const std::string terms = short_terms(plan.schedule(), sum);
     auto line = std::ranges::find(lines, terms, &std::pair<std::string, Line>::first);
     if (line == lines.end()) line = lines.insert(lines.end(), {terms, {.example = sum.part}});
     ++line->second.parts;
@@ -269,14 +287,14 @@ int run_plan(Config config) {
   std::ostream& out = std::cout;
   if (!config.is_null("after")) {
     const PlanOptions planned = plan_options(plan.options, plan.inputs, plan.layout);
-    out << to_string(tessera::plan(plan.layout, planned, config.get<std::string>("after")));
+    out << to_string(plan_step(plan.layout, planned, config.get<std::string>("after")));
     return kExitGood;
   }
   const auto format = config.get<std::string>("format");
   if (format == "json") {
     print_json(out, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
   } else if (format == "schedule") {
-    out << to_string(plan.schedule);
+    out << to_string(plan.step);
   } else {
     if (fit) {
       print_fit(out, *fit, *request);
@@ -284,15 +302,19 @@ int run_plan(Config config) {
     }
     print_header(out, plan);
     if (format == "text") {
-      out << "\n";
-      print_actions(out, plan.schedule, config.get<bool>("actions"));
+      for (const Schedule& schedule : plan.step.ranks) {
+        out << "\n";
+        if (plan.stages.size() > 1) out << "stage " << schedule.pipeline.rank << "\n";
+        print_actions(out, schedule, config.get<bool>("actions"));
+      }
     }
     out << "\n";
+    print_stages(out, plan);
     print_memory(out, plan);
     print_gpu_overhead(out, plan);
     out << "\n";
     print_traffic(out, plan.traffic);
-    if (const std::int64_t bytes = account_gradient_sums(plan.schedule); bytes > 0) {
+    if (const std::int64_t bytes = account_gradient_sums(plan.schedule()); bytes > 0) {
       out << "\n"
           << wrapped(concat("Adding up the gradients of micro-steps moves ", format_bytes(bytes),
                             " within a rank's memory per step."),

@@ -75,7 +75,7 @@ TrainingOutcome SelfTestTraining::train(const Strategy& strategy) const {
   options.hash_parameters = true;
   TrainingOutcome outcome;
   const Trainer trainer(model_, data, options);
-  outcome.sums = hash_of(gradient_sums(trainer.plan().schedule));
+  outcome.sums = hash_of(gradient_sums(trainer.plan().step));
   require(trainer.plan().options.placement == strategy.placement, ErrorCode::kInternal,
           "another strategy than ", strategy.name, " was planned");
   const TrainingSummary summary = trainer.train([&](const StepRecord& record) {

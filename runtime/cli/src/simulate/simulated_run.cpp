@@ -54,7 +54,7 @@ void write_trace(const std::string& path, const SimulatedRun& run) {
   const TrainingPlan& plan = run.plan();
   OutputFile file(path, "--trace");
   file.write(
-      to_text(to_trace({&plan.schedule, &plan.inputs.source}, plan.layout, plan.inputs.model,
+      to_text(to_trace({&plan.step.ranks.front(), &plan.inputs.source}, plan.layout, plan.inputs.model,
                        executor_options(plan.options), run.step.spans, plan.options.strategy)));
 }
 

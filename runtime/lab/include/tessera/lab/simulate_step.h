@@ -33,6 +33,8 @@ struct SimulatedStep {
   std::array<LaneTime, kLanes> lanes{};  ///< by Lane
   LaneTime communication;                ///< of all lanes of collectives together
   std::vector<ActionSpan> spans;         ///< of the last step
+  /// The share of the step in which the compute lane has nothing to do, by pipeline rank.
+  std::vector<double> idle{};
   const LaneTime& of(Lane lane) const { return lanes[static_cast<std::size_t>(lane)]; }
 };
 
@@ -44,5 +46,10 @@ struct SimulatedStep {
 /// ranks.
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
+/// The same of pipeline ranks side by side, each by its first program: one rank of each stands for
+/// those of its stage. Lanes and spans are those of pipeline rank `shown`.
+SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
+                            const ModelLayout& layout, const Model& model,
+                            const ExecutorOptions& options, const Cluster& cluster, int shown = 0);
 
 }  // namespace tessera

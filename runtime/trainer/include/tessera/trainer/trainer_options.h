@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/collectives/world.h"
 #include "tessera/core/core_binding.h"
@@ -103,6 +104,28 @@ enum class ActivationOffload : std::uint8_t {
   kHost,  ///< in the host's memory
 };
 
+/// How many layers each stage has; empty: not decided.
+struct StageLayers {
+  std::vector<int> counts{};
+  bool operator==(const StageLayers&) const = default;
+
+  /// The first layer of each stage.
+  std::vector<int> first_layers() const;
+};
+
+/// How layers are divided among ranks that pass micro-steps on to one another.
+struct PipelineSplit {
+  int stages = 1;  ///< divides the ranks; each stage has ranks / stages of them
+  PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
+  int prefetch = 1;  ///< see PipelineOptions
+  /// Layers of each stage, the embedding and the head among them; empty: such that the slowest
+  /// stage is as fast as it can be, see balanced_layers(). A plan has them.
+  StageLayers layers{};
+  /// Gradients of tied parameters are added up apart for each layer and then added once, as a
+  /// pipeline must, which changes bits; see make_layout(). Unset: with several stages.
+  std::optional<bool> tied_apart{};
+};
+
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
   // How the training state is spread over ranks.
@@ -113,7 +136,8 @@ struct TrainerOptions {
   std::optional<Placement> placement{};         ///< instead of the strategies' own
   std::optional<bool> reshard_after_forward{};  ///< instead of the strategy's own
   int ranks = 1;
-  int replicas = 0;        ///< 0: as the strategy has it; see default_replicas
+  PipelineSplit pipeline{};
+  int replicas = 0;        ///< of each stage; 0: as the strategy has it; see default_replicas
   int ranks_per_node = 0;  ///< 0: as the launcher has it, else all on one; for that default alone
   ReductionOrder reduction_order = PlanOptions{}.reduction_order;
   WrapPolicy wrap{};
@@ -242,6 +266,10 @@ TrainerOptions with_strategy(TrainerOptions options, std::string_view name);
 /// "3-5", "7".
 std::string to_string(const StepRange& steps);
 StepRange parse_step_range(std::string_view text);  ///< Throws Error{kConfig}.
+
+/// "4,5,2".
+std::string to_string(const StageLayers& layers);
+StageLayers parse_stage_layers(std::string_view text);  ///< Throws Error{kConfig}.
 
 /// "none", "host".
 std::string_view to_string(ActivationOffload offload);

@@ -15,6 +15,7 @@
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/schedule.h"
+#include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
@@ -33,42 +34,64 @@ struct RunInputs {
   const BatchSource* evaluation = nullptr;  ///< the data to evaluate with; null: none
 };
 
-/// A run before it runs: the actions of every rank, and their costs.
-struct TrainingPlan {
-  RunInputs inputs;
-  TrainerOptions options{};  ///< resolved
-  ModelLayout layout{};
-  Schedule schedule{};  ///< valid
-  /// Forward passes over the same state, if there is data to evaluate with; valid.
-  std::optional<Schedule> evaluation{};
-  /// Forward passes for Session::forward, with TrainerOptions::forward; valid.
-  std::optional<Schedule> forward{};
-  /// The step with copies of the state to host memory, for checkpoints; valid.
-  Schedule snapshot{};
-  MemoryPeak memory{};           ///< predicted peak of one rank, forward passes included
+/// What one rank needs and sends.
+struct RankCosts {
+  MemoryPeak memory{};           ///< predicted peak, forward passes included
   MemoryPeak host_memory{};      ///< of its offloaded state in the host's memory
   std::int64_t disk_bytes = 0;   ///< of its file on disk; 0: it has none
   std::int64_t pool_bytes = 0;   ///< of a GPU: what its memory pool takes for that
-  Traffic traffic{};             ///< predicted, of one rank and step
-  Traffic evaluation_traffic{};  ///< of one rank and one evaluation
+  Traffic traffic{};             ///< predicted, of one step
+  Traffic evaluation_traffic{};  ///< of one evaluation
+  /// Bytes of its part of a checkpoint, and of host memory for its snapshot; 0: none is written.
+  std::int64_t checkpoint_bytes = 0;
+  std::int64_t snapshot_bytes = 0;
+};
+
+/// A run before it runs: the actions of every rank, and their costs. Its own costs are those of a
+/// rank of the stage that needs most memory.
+struct TrainingPlan : RankCosts {
+  RunInputs inputs;
+  TrainerOptions options{};  ///< resolved
+  ModelLayout layout{};
+  StepPlan step{};  ///< valid
+  /// Forward passes over the same state, if there is data to evaluate with; valid.
+  std::optional<StepPlan> evaluation{};
+  /// Forward passes for Session::forward, with TrainerOptions::forward; valid.
+  std::optional<StepPlan> forward{};
+  /// The step with copies of the state to host memory, for checkpoints; valid.
+  StepPlan snapshot{};
+  std::vector<RankCosts> stages{};  ///< by pipeline rank: of one of its ranks
+  int largest_stage = 0;            ///< the pipeline rank that needs most memory
   bool cuda_graph = false;       ///< steps are recorded as a CUDA graph and replayed
   /// The table of options.gemm_table, where the run is on GPUs of this machine; null: no table.
   std::shared_ptr<const GemmTable> gemm_table{};
-  /// Bytes of one rank's part of a checkpoint, and of host memory for its snapshot; 0: none is
-  /// written.
-  std::int64_t checkpoint_bytes = 0;
-  std::int64_t snapshot_bytes = 0;
   /// Where the run begins, on this machine; null: at step 0.
   std::shared_ptr<const ResumePoint> resume{};
   /// The lock on the folder of CheckpointOptions, in rank 0's process.
   std::shared_ptr<const FolderLock> folder_lock{};
   /// Notes for the user on how it will run, a sentence each.
   std::vector<std::string> notes{};
+
+  /// The step of the stage that needs most memory, for what one rank's shows.
+  const Schedule& schedule() const { return step.ranks[static_cast<std::size_t>(largest_stage)]; }
+  int pipeline_rank_of(int rank) const { return step.mesh().index(Axis::kPipeline, rank); }
 };
 
 /// Plans, validates and accounts. Touches no device and no data: of `source` only the shapes are
 /// used. Throws Error{kConfig} on options that do not fit together.
 TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options);
+
+/// The same step of pipeline ranks, each with the sources of its programs: those of the step, of the
+/// evaluation and of forward passes, if the plan has them, in this order. `given` is that of forward
+/// passes.
+std::vector<std::vector<Program>> programs_of(const TrainingPlan& plan, const BatchSource& source,
+                                              const BatchSource* evaluation,
+                                              const BatchSource* given);
+
+/// How many layers each of so many stages has, such that the slowest one is as fast as can be, by
+/// the FLOPs of its layers' matrix products and the bytes that its kernels move; of equals, those
+/// that have least parameters. Throws Error{kConfig} if there are more stages than layers.
+StageLayers balanced_layers(const RunInputs& inputs, const TrainerOptions& resolved);
 
 /// How the samples of an evaluation are divided.
 SampleDivision evaluation_division(const TrainerOptions& options);

@@ -1,0 +1,112 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpointed_run.h"
+#include "temporary_folder.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/same_bits.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer.h"
+
+// Runs of several stages: the same bits, checkpoints that go on at any number of stages.
+namespace tessera::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kSteps = 4, kSavedAt = 2;
+
+TrainerOptions staged(int stages, int ranks_of_stage = 1, const std::string& strategy = "zero1") {
+  TrainerOptions options = options_of({.strategy = strategy, .ranks = ranks_of_stage}, kSteps);
+  options.ranks = stages * ranks_of_stage;
+  options.pipeline.stages = stages;
+  options.pipeline.tied_apart = true;
+  return options;
+}
+
+TEST(TrainPipeline, GivesTheBitsOfOneProcess) {
+  const Numbers one = train_numbers(staged(1));
+  for (const int stages : {2, 3, 4}) {
+    EXPECT_EQ(train_numbers(staged(stages)), one) << stages << " stages";
+  }
+  EXPECT_EQ(train_numbers(staged(2, 2)), train_numbers(staged(1, 2)));
+  TrainerOptions gpipe = staged(3);
+  gpipe.pipeline.order = PipelineOrder::kGPipe;
+  gpipe.policy.recompute = Recompute::kFull;
+  gpipe.pipeline.layers = parse_stage_layers("1,1,2");
+  EXPECT_EQ(train_numbers(gpipe), one);
+}
+
+TEST(TrainPipeline, CheckpointsGoOnAtAnyNumberOfStages) {
+  const Numbers whole = train_numbers(staged(1), kSavedAt);
+  const TemporaryFolder folder;
+  std::string from = folder.path("4");
+  TrainerOptions first = staged(4);
+  first.checkpoints.folder = from;
+  first.stop_after = kSavedAt;
+  train_numbers(first);
+  for (const int stages : {2, 1, 3}) {
+    TrainerOptions next = staged(stages);
+    next.checkpoints.resume = from;
+    EXPECT_EQ(train_numbers(next), whole) << "from 4 stages to " << stages;
+  }
+}
+
+TEST(TrainPipeline, EvaluatesAndAnswersThroughTheStages) {
+  const Model model = checkpointed_gpt();
+  const RandomTokens data = checkpointed_data();
+  std::vector<double> losses;
+  for (const int stages : {1, 3}) {
+    TrainerOptions options = staged(stages);
+    options.evaluation_samples = 7;
+    options.forward = true;
+    Session session(model, data, options, &data);
+    while (session.step()) {
+    }
+    losses.push_back(session.evaluate().loss);
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+}
+
+TEST(TrainPipeline, MemoryAndTrafficOfEveryStageAreThosePredicted) {
+  const Model model = checkpointed_gpt();
+  const RandomTokens data = checkpointed_data();
+  TrainerOptions options = staged(3, 2);
+  options.steps = 2;
+  Session session(model, data, options);
+  while (session.step()) {
+  }
+  const std::vector<RankUse> use = session.use();
+  for (std::size_t rank = 0; rank < use.size(); ++rank) {
+    const RankCosts& costs = session.plan().stages[rank / 2];
+    EXPECT_EQ(use[rank].memory, costs.memory) << "rank " << rank;
+  }
+}
+
+TEST(TrainPipeline, RefusesWhatCannotBe) {
+  const auto message = [](const TrainerOptions& options) -> std::string {
+    try {
+      train_numbers(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  TrainerOptions options = staged(2);
+  options.ranks = 3;
+  EXPECT_THAT(message(options), HasSubstr("choose a `pipeline.stages` that divides the ranks"));
+  EXPECT_THAT(message(staged(5)), HasSubstr("has 4 layers, the embedding and the head among them"));
+  options = staged(2);
+  options.pipeline.layers = parse_stage_layers("1,2");
+  EXPECT_THAT(message(options), HasSubstr("3 layers, but the model has 4"));
+  options = staged(2);
+  options.pipeline.tied_apart = false;
+  EXPECT_THAT(message(options), HasSubstr("tied_apart is false, and pipeline is 2"));
+}
+
+}  // namespace
+}  // namespace tessera::test
