@@ -67,7 +67,7 @@ std::string some_of(const std::vector<std::string>& names) {
   return text;
 }
 
-/// What a search through a folder of text left out.
+/// The files that a search through a folder of text left out.
 struct LeftOut {
   std::vector<std::string> binary, large, dangling, build;
 

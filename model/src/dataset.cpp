@@ -45,7 +45,7 @@ std::int64_t count_samples(const DatasetOptions& options, std::string_view part,
        remedy);
 }
 
-/// The same of examples, a sample each.
+/// Counts examples, a sample each.
 std::int64_t count_examples(const DatasetOptions& options, std::string_view part,
                             std::int64_t examples) {
   require(examples > 0, ErrorCode::kConfig, "the ", part, " part of '", options.path,

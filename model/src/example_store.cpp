@@ -33,7 +33,7 @@ constexpr const char* kTexts = "texts";
 constexpr const char* kMessages = "messages";
 constexpr const char* kMessagePrompts = "prompts of messages";
 
-/// What a line has; "" if it is nothing known.
+/// The kind of a line; "" if it is not known.
 std::string kind_of(const ordered_json& line) {
   if (line.contains("messages")) return kMessages;
   if (line.contains("prompt") && line.contains("completion")) {
@@ -57,13 +57,13 @@ std::string count_of(std::int64_t count, const char* what) {
 
 }  // namespace
 
-/// Of one line.
+/// The example of one line.
 struct ExampleStore::Example {
   std::vector<std::int32_t> tokens{};
   std::vector<std::pair<std::size_t, std::size_t>> targets{};  ///< tokens [first, second)
 };
 
-/// What lines have in common, and what was found on the way.
+/// The state of reading that lines share, and the findings on the way.
 struct ExampleStore::Reading {
   const DatasetOptions& options;
   std::optional<std::int32_t> end{};

@@ -25,12 +25,13 @@ class ExampleStore {
   /// target within `options.sequence_length`.
   explicit ExampleStore(const DatasetOptions& options);
 
-  /// As many as there are examples, or with DatasetOptions::packing as they are packed into.
+  /// The number of examples, or with DatasetOptions::packing of the samples that they are packed
+  /// into.
   std::int64_t samples() const {
     return packed_.empty() ? examples() : static_cast<std::int64_t>(packed_.size());
   }
   std::int64_t examples() const { return static_cast<std::int64_t>(starts_.size()) - 1; }
-  /// Of all examples, as far as they fit a sample.
+  /// The tokens of all examples, as far as they fit a sample.
   std::int64_t tokens() const { return static_cast<std::int64_t>(tokens_.size()); }
   ExampleCounts counts(std::int64_t length) const;
   const std::string& path() const { return file_.path(); }

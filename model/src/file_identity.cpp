@@ -17,7 +17,7 @@ constexpr std::size_t kListed = 4;  // files that are named; of more, a hash sta
 
 using Files = std::vector<const MappedFile*>;
 
-/// What is told of each file, with commas between.
+/// The text of each file, with commas between.
 std::string listed(const Files& files, const std::function<std::string(const MappedFile&)>& text) {
   std::string list;
   for (std::size_t i = 0; i < std::min(files.size(), kListed); ++i) {
@@ -45,7 +45,7 @@ void read_across(const Files& files, std::size_t begin, std::span<std::byte> blo
   }
 }
 
-/// Of all bytes, or of blocks at positions that the size alone decides.
+/// The hash of all bytes, or of blocks at positions that the size alone decides.
 std::string hash_of_content(const Files& files) {
   std::size_t size = 0;
   for (const MappedFile* file : files) size += file->bytes().size();

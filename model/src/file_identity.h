@@ -7,7 +7,7 @@
 
 namespace tessera::data {
 
-/// What tells files from others, wherever they lie: their names without folders, their sizes, and a
+/// The identity of files, wherever they lie: their names without folders, their sizes, and a
 /// hash of their content; see TokenDataset::identity. Throws Error{kIo} if one was cut short.
 std::vector<NamedText> identity_of(const std::vector<const MappedFile*>& files);
 

@@ -89,7 +89,7 @@ bool is_padded_header(std::span<const std::byte> start) {
          std::ranges::all_of(start.subspan(kUsed, kTokenHeaderBytes - kUsed), zero);
 }
 
-/// What integers of 64 bits and of 32 look like, read as groups of four uint16.
+/// The look of integers of 64 bits and of 32, read as groups of four uint16.
 struct Widths {
   std::int64_t groups = 0;  ///< that tell something: not all of their numbers are next to zero
   std::int64_t int64 = 0, int32 = 0;

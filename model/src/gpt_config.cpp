@@ -7,7 +7,6 @@
 #include <sstream>
 #include <utility>
 
-#include "gpt_layers.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_family.h"
 
@@ -47,64 +46,7 @@ constexpr std::array<std::string_view, 3> kScalings{"none", "llama3", "longrope"
 constexpr std::string_view kTrainedContext = "rotary_trained_context";
 constexpr std::string_view kAmplitude = "rotary_amplitude";  // only where it is set
 
-constexpr std::array kFamilies{
-    FamilyRow{.family = GptFamily::kGpt2,
-              .name = "gpt2",
-              .architecture = "GPT2LMHeadModel",
-              .base_class = "GPT2Model",
-              .block_class = "GPT2Block",
-              .prefix = "transformer.",
-              .lora_targets = {"c_attn"},
-              .ia3_targets = {"c_attn", "mlp.c_proj"},
-              .ia3_feedforward = "mlp.c_proj"},
-    FamilyRow{.family = GptFamily::kLlama,
-              .name = "llama",
-              .architecture = "LlamaForCausalLM",
-              .base_class = "LlamaModel",
-              .block_class = "LlamaDecoderLayer",
-              .prefix = "model.",
-              .lora_targets = {"q_proj", "v_proj"},
-              .ia3_targets = {"k_proj", "v_proj", "down_proj"},
-              .ia3_feedforward = "down_proj"},
-    FamilyRow{.family = GptFamily::kMistral,
-              .name = "mistral",
-              .architecture = "MistralForCausalLM",
-              .base_class = "MistralModel",
-              .block_class = "MistralDecoderLayer",
-              .prefix = "model.",
-              .lora_targets = {"q_proj", "v_proj"},
-              .ia3_targets = {"k_proj", "v_proj", "down_proj"},
-              .ia3_feedforward = "down_proj"},
-    FamilyRow{.family = GptFamily::kQwen2,
-              .name = "qwen2",
-              .architecture = "Qwen2ForCausalLM",
-              .base_class = "Qwen2Model",
-              .block_class = "Qwen2DecoderLayer",
-              .prefix = "model.",
-              .qkv_bias = true,
-              .lora_targets = {"q_proj", "v_proj"},
-              .ia3_targets = {"q_proj", "v_proj", "down_proj"},
-              .ia3_feedforward = "down_proj"},
-    FamilyRow{.family = GptFamily::kQwen3,
-              .name = "qwen3",
-              .architecture = "Qwen3ForCausalLM",
-              .base_class = "Qwen3Model",
-              .block_class = "Qwen3DecoderLayer",
-              .prefix = "model.",
-              .head_norm = true,
-              .lora_targets = {"q_proj", "v_proj"},
-              .ia3_targets = {"q_proj", "v_proj", "down_proj"},
-              .ia3_feedforward = "down_proj"},
-    FamilyRow{.family = GptFamily::kPhi3,
-              .name = "phi3",
-              .architecture = "Phi3ForCausalLM",
-              .base_class = "Phi3Model",
-              .block_class = "Phi3DecoderLayer",
-              .prefix = "model.",
-              .fused_files = true},
-};
-
-/// As many digits as give the same number again.
+/// Writes as many digits as give the same number again.
 template <typename T>
 std::string exactly(T value) {
   std::array<char, 32> text{};
@@ -217,44 +159,8 @@ void check_rotary(const GptConfig& config) {
 
 }  // namespace
 
-std::span<const FamilyRow> gpt_families() { return kFamilies; }
-
-const FamilyRow& family_of(const GptConfig& config) {
-  return kFamilies.at(static_cast<std::size_t>(config.family));
-}
-
 std::string_view embedding_name(const GptConfig& config) {
   return config.family == GptFamily::kGpt2 ? "wte.weight" : "embed_tokens.weight";
-}
-
-double gpt_flops_per_token(const GptConfig& config) {
-  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-  const double width = number(config.width);
-  const double queries = number(config.heads * config.head_width_used());
-  const double keys = number(config.kv_heads_used() * config.head_width_used());
-  const double mlp_matrices = config.family == GptFamily::kGpt2 ? 2.0 : 3.0;
-  const double block_matrices =
-      (2.0 * queries + 2.0 * keys) * width + mlp_matrices * number(config.mlp_width_used()) * width;
-  const double head_matrix = number(config.vocab_size) * width;
-  double attention = 0.0;  // twice the mean number of positions that a query attends to
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const double length = number(config.context_length);
-    const bool windowed = config.window > 0 && layer >= config.first_window_layer;
-    const double outside = windowed ? std::max(0.0, length - number(config.window)) : 0.0;
-    attention += (length - outside * outside / length) * queries;
-  }
-  const double matrices = number(config.layers) * block_matrices + head_matrix;
-  if (!config.adapter.is_set()) return 6.0 * (matrices + attention);
-  double adapters = 0.0, saved = 0.0;
-  for (const auto& layer : gpt::make_layers(config)) {
-    for (const ParameterSpec& spec : layer->parameters()) {
-      if (!spec.trainable || spec.shape.rank() != 2) continue;
-      const bool is_adapter = is_adapter_parameter(spec.name);
-      if (is_adapter && config.adapter.lora() == nullptr) continue;  // no factors of GEMMs
-      (is_adapter ? adapters : saved) += number(spec.shape.numel());
-    }
-  }
-  return 4.0 * matrices + 6.0 * (adapters + attention) + 2.0 * saved;
 }
 
 void check(const GptConfig& config) {
@@ -318,10 +224,10 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
 
 GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   const Words words(named);
-  std::array<std::string_view, kFamilies.size()> names;
-  std::ranges::transform(kFamilies, names.begin(), &FamilyRow::name);
+  std::vector<std::string_view> families;
+  for (const FamilyRow& row : gpt_families()) families.push_back(row.name);
   GptConfig config;
-  config.family = kFamilies.at(words.choice("family", names)).family;
+  config.family = gpt_families()[words.choice("family", families)].family;
   for (const auto& [name, size] : kSizes) config.*size = words.number<std::int64_t>(name);
   config.dropout = words.number<float>("dropout");
   config.tie_embedding = words.text("tie_embedding") == "true";

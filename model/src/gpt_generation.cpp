@@ -122,8 +122,8 @@ void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop
     require(context[i] >= 0 && context[i] < vocab_size_, ErrorCode::kInvalidArgument, "token ", i,
             " of the context is ", context[i], ", outside of the vocabulary of ", vocab_size_);
   }
-  // Of the last context, if there was a pass over it, what is the same need not be passed over
-  // again. The last token is: its logits are wanted.
+  // The beginning that is the same as in the last context, if there was a pass over it, needs no
+  // other pass. The last token does: its logits are wanted.
   const auto same = std::ranges::mismatch(context_, context).in1 - context_.begin();
   const bool has_passed = taken_ && !context_.empty();
   first_of_pass_ =

@@ -9,7 +9,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/model/gpt.h"
 
-// What the layers of a GPT share, and its blocks.
+// The layers of a GPT, and the functions that they share.
 namespace tessera::gpt {
 
 inline constexpr float kInitialStddev = 0.02F;

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// What one of our matrices is cut into by families whose files have them apart.
+/// The cut of one of our matrices in families whose files have its parts apart.
 struct Cut {
   std::string_view ours;
   std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< names and rows

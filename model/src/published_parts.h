@@ -15,8 +15,8 @@ struct PublishedPart {
   std::int64_t rows = 0;
 };
 
-/// What a parameter of ours is in the published model, in order of rows: query, key and value, and
-/// gate and up, are apart in most families. `rows`: of the parameter.
+/// The parts of a parameter of ours in the published model, in order of rows: query, key and value,
+/// and gate and up, are apart in most families. `rows`: of the parameter.
 std::vector<PublishedPart> published_parts(const GptConfig& config, const std::string& parameter,
                                            std::int64_t rows);
 

@@ -14,7 +14,7 @@ namespace tessera::data {
 nlohmann::json parse_strict_json(std::string_view text, const std::string& path,
                                  std::string_view remedy = "copy or download it again");
 
-/// The same for a file of at most `most_bytes`. Throws Error{kNotFound, kIo, kConfig}.
+/// Reads a file of at most `most_bytes`. Throws Error{kNotFound, kIo, kConfig}.
 nlohmann::json read_strict_json(const std::string& path, std::int64_t most_bytes);
 
 }  // namespace tessera::data

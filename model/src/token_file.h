@@ -12,8 +12,8 @@
 
 namespace tessera::data {
 
-/// Of llm.c's token files: 256 int32, of which the first three are magic, version and number of
-/// tokens.
+/// The header of llm.c's token files: 256 int32, of which the first three are magic, version and
+/// number of tokens.
 inline constexpr std::size_t kTokenHeaderBytes = 256 * sizeof(std::int32_t);
 struct TokenHeaderFormat {
   std::int32_t magic;

@@ -23,7 +23,7 @@ class TokenStream {
   /// See TokenDataset::assumptions.
   std::vector<std::string> assumptions() const;
 
-  /// Of its kind and its files: see TokenDataset::identity.
+  /// The identity of its kind and its files: see TokenDataset::identity.
   std::vector<NamedText> identity() const;
 
   /// Writes tokens [begin, begin + out.size()) of the stream, which must exist.

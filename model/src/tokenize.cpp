@@ -16,8 +16,9 @@
 namespace tessera {
 namespace {
 
-/// Of one file, named as such: text if it is UTF-8, with controls and NULs, which a tokenizer has
-/// tokens for; auto if the file itself must tell, as one of tokens or of another program does.
+/// The kind of one file, named as such: text if it is UTF-8, with controls and NULs, which a
+/// tokenizer has tokens for; auto if the file itself must tell, as one of tokens or of another
+/// program does.
 DataKind kind_of(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error) || path.ends_with(".bin")) {

@@ -6,7 +6,7 @@
 #include "strict_json.h"
 #include "tessera/core/error.h"
 
-// What kinds of adapters have in common; the kinds themselves are rows of a table.
+// The code that kinds of adapters share; the kinds themselves are rows of a table.
 namespace tessera {
 namespace {
 

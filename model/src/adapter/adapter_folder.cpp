@@ -102,7 +102,7 @@ void require_same_names(const std::vector<AdapterTensor>& wanted,
        unknown.empty() ? "" : concat("\nTensors that belong to no module:", listed(unknown)));
 }
 
-/// As PEFT saves it: in a model's own state, names have the adapter's, "default", in them.
+/// The name in PEFT's file: in a model's own state, names have the adapter's, "default", in them.
 std::string saved_name(std::string name) {
   for (const std::string_view part : {"lora_A", "lora_B", "ia3_l", "modules_to_save"}) {
     const std::string in_model = concat(".", part, ".default");

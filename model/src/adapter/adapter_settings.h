@@ -12,7 +12,7 @@ namespace tessera::adapter {
 
 struct SettingKey {
   std::string name;
-  /// Of the values between this key and the next. One that is no list has a single one.
+  /// Takes the values between this key and the next. One that is no list has a single one.
   std::function<void(const std::vector<std::string>& values)> set;
   bool is_list = false;
 };

@@ -136,7 +136,7 @@ T by_pattern(const std::map<std::string, T>& patterns, const std::string& path, 
   return fallback;
 }
 
-/// Of the modules that the targets name, those of some blocks alone.
+/// Whether a module that the targets name is in one of the chosen blocks.
 bool is_in_layers(const AdapterConfig& adapter, const std::string& path) {
   const LoraOptions& lora = *adapter.lora();
   if (lora.layers.empty() || !adapter.target_pattern.empty()) return true;

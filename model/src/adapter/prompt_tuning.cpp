@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-/// What says how the prompt began, and what has no meaning for what is computed.
+/// Keys that say how the prompt began, or have no meaning for the computation.
 constexpr std::array<std::string_view, 7> kIgnored{"num_attention_heads",
                                                    "num_layers",
                                                    "prompt_tuning_init_text",

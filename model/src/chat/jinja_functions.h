@@ -7,8 +7,8 @@
 
 #include "chat/jinja_value.h"
 
-// What Jinja2 and Python bring: filters, tests, and the methods of strings and dicts. They throw a
-// Problem on what they cannot do, and on what is not supported.
+// The functions of Jinja2 and Python: filters, tests, and the methods of strings and dicts. They
+// throw a Problem on what they cannot do, and on what is not supported.
 namespace tessera::jinja {
 
 Value apply_filter(const std::string& name, const Value& value, const Arguments& arguments);
@@ -23,7 +23,7 @@ Value item_of(const Value& value, const Value& key);
 /// value[begin:end:step]; a null is left out.
 Value slice_of(const Value& value, const Value* begin, const Value* end, const Value* step);
 
-/// What a loop runs over: items of a list, keys of a dict, characters of a string.
+/// The items that a loop runs over: those of a list, keys of a dict, characters of a string.
 std::vector<Value> items_of(const Value& value);
 /// item in container.
 bool contains(const Value& container, const Value& item);
@@ -36,7 +36,7 @@ std::string strip(std::string_view text, const Value* which, bool left, bool rig
 std::string replace(std::string_view text, std::string_view from, std::string_view to,
                     std::int64_t most = -1);
 std::vector<std::string> split_lines(std::string_view text);
-/// Of ASCII; a Problem if there are other letters.
+/// Maps ASCII; throws a Problem if there are other letters.
 std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string title(std::string_view text);

@@ -29,7 +29,7 @@ class Lexer {
         source_ += source[i];
       }
     }
-    // As with keep_trailing_newline = false.
+    // Jinja2 does so with keep_trailing_newline = false.
     if (source_.ends_with('\n')) source_.pop_back();
   }
 
@@ -243,6 +243,19 @@ class Lexer {
 };
 
 }  // namespace lexer
+
+std::string shown(const Token& token) {
+  switch (token.kind) {
+    case Token::Kind::kEnd:
+      return "end of the template";
+    case Token::Kind::kBlockEnd:
+      return "'%}'";
+    case Token::Kind::kOutputEnd:
+      return "'}}'";
+    default:
+      return concat("'", token.text, "'");
+  }
+}
 
 std::vector<Token> tokens_of(std::string_view source, const std::string& name) {
   return lexer::Lexer(source, name).run();

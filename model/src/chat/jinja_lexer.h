@@ -25,6 +25,9 @@ struct Token {
   std::string text{};
 };
 
+/// A token in words, for errors.
+std::string shown(const Token& token);
+
 /// The tokens of a template, with the white space around tags that Jinja2 leaves with trim_blocks
 /// and lstrip_blocks, which transformers sets. Comments are gone. `name`: of the template, for
 /// errors. Throws Error{kConfig} that names the line.

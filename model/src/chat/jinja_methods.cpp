@@ -293,7 +293,7 @@ std::string capitalize(std::string_view text) {
   return text.empty() ? "" : upper(text.substr(0, 1)) + lower(text.substr(1));
 }
 
-/// As Jinja2's filter: words begin behind white space and ( { [ < -.
+/// Jinja2's filter: words begin behind white space and ( { [ < -.
 std::string title(std::string_view text) {
   std::string result;
   bool begins = true;

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <initializer_list>
 
+#include "chat/jinja_cursor.h"
 #include "chat/jinja_lexer.h"
 #include "tessera/core/error.h"
 
@@ -12,11 +13,10 @@ namespace parser {
 
 using Kind = Expression::Kind;
 
-/// Of statements and, in jinja_expression_parser.cpp's order of precedence, of expressions.
-class Parser {
+/// Parses statements and, in order of precedence, expressions.
+class Parser : TokenCursor {
  public:
-  Parser(std::vector<Token> tokens, const std::string& name)
-      : tokens_(std::move(tokens)), name_(name) {}
+  using TokenCursor::TokenCursor;
 
   Block run() {
     Block block = parse_block({});
@@ -26,46 +26,6 @@ class Parser {
 
  private:
   static constexpr int kDeepest = 200;
-
-  template <typename... Args>
-  [[noreturn]] void refuse(const Args&... what) const {
-    fail(ErrorCode::kConfig, "line ", now().line, " of '", name_, "': ", what...);
-  }
-  static std::string shown(const Token& token) {
-    switch (token.kind) {
-      case Token::Kind::kEnd:
-        return "end of the template";
-      case Token::Kind::kBlockEnd:
-        return "'%}'";
-      case Token::Kind::kOutputEnd:
-        return "'}}'";
-      default:
-        return concat("'", token.text, "'");
-    }
-  }
-  const Token& now() const { return tokens_[at_]; }
-  const Token& next(std::size_t ahead = 1) const {
-    return tokens_[std::min(at_ + ahead, tokens_.size() - 1)];
-  }
-  bool is(Token::Kind kind, std::string_view text) const {
-    return now().kind == kind && now().text == text;
-  }
-  bool is_operator(std::string_view text) const { return is(Token::Kind::kOperator, text); }
-  bool is_name(std::string_view text) const { return is(Token::Kind::kName, text); }
-  bool take_operator(std::string_view text) { return is_operator(text) && (++at_, true); }
-  bool take_name(std::string_view text) { return is_name(text) && (++at_, true); }
-  void expect_operator(std::string_view text) {
-    if (!take_operator(text)) refuse("expected '", text, "', not ", shown(now()));
-  }
-  void expect(Token::Kind kind, std::string_view what) {
-    if (now().kind != kind) refuse("expected ", what, ", not ", shown(now()));
-    ++at_;
-  }
-  std::string expect_name() {
-    if (now().kind != Token::Kind::kName) refuse("expected a name, not ", shown(now()));
-    return tokens_[at_++].text;
-  }
-  void end_block() { expect(Token::Kind::kBlockEnd, "'%}'"); }
 
   /// Statements up to a tag that begins with one of `ends`, whose name is then the next token.
   Block parse_block(std::initializer_list<std::string_view> ends) {
@@ -504,9 +464,6 @@ class Parser {
     return negated ? make_of(Kind::kUnary, line, "not", std::move(test)) : std::move(test);
   }
 
-  std::vector<Token> tokens_;
-  const std::string& name_;
-  std::size_t at_ = 0;
   int loops_ = 0;  ///< around this place
   int depth_ = 0;
 };

@@ -38,7 +38,7 @@ class Renderer {
     fail(ErrorCode::kConfig, "line ", line, " of '", name_, "': ", what...);
   }
 
-  /// What `work` returns; its Problem is an Error at `line`.
+  /// Returns the result of `work`; its Problem is an Error at `line`.
   template <typename Work>
   auto guarded(int line, const Work& work) const {
     try {
@@ -126,7 +126,7 @@ class Renderer {
     return work();
   }
 
-  /// What `work` writes, instead of writing it.
+  /// Returns the text that `work` writes, instead of writing it.
   template <typename Work>
   std::string captured(const Work& work) {
     std::string outside = std::exchange(out_, "");

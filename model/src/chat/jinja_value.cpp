@@ -149,7 +149,7 @@ bool operator==(const Value& a, const Value& b) {
 
 namespace value {
 
-/// As Python's repr: the shortest digits that give the number again.
+/// Python's repr: the shortest digits that give the number again.
 std::string real_text(double number) {
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number > 0 ? "inf" : "-inf";

@@ -14,7 +14,7 @@ namespace tessera::jinja {
 
 class Value;
 
-/// What a filter or a method cannot do; becomes an Error that names the template's line.
+/// A failure of a filter or a method; becomes an Error that names the template's line.
 struct Problem {
   std::string what;
 };
@@ -104,8 +104,8 @@ class Value {
 
 bool operator==(const Value& a, const Value& b);
 
-/// As `{{ value }}` writes it: str() of Python; an undefined value is empty. Throws a Problem on
-/// what has no text.
+/// The text of `{{ value }}`: str() of Python; an undefined value is empty. Throws a Problem on a
+/// value that has no text.
 std::string to_text(const Value& value);
 /// repr() of Python.
 std::string to_representation(const Value& value);

@@ -17,12 +17,12 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr const char* kModelConfig = "config.json";
-/// Of a vocabulary: a tokenizer has some of them, and those of another do not fit to it.
+/// The files of a vocabulary: a tokenizer has some of them, and those of another do not fit to it.
 constexpr std::array kVocabularyFiles{"tokenizer.json",    "vocab.json",      "merges.txt",
                                       "added_tokens.json", "tokenizer.model", "tekken.json"};
 constexpr std::array kOtherTokenizerFiles{"tokenizer_config.json", "special_tokens_map.json",
                                           "chat_template.jinja", "chat_template.json"};
-/// Of chat templates that are asked for by name, a file each.
+/// The folder of chat templates that are asked for by name, a file each.
 constexpr const char* kMoreTemplates = "additional_chat_templates";
 constexpr std::array kModelFiles{kModelConfig, "generation_config.json"};
 constexpr std::array kDtypeKeys{"dtype", "torch_dtype"};  // of versions 5 and 4

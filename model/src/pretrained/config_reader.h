@@ -17,7 +17,7 @@ class ConfigReader {
  public:
   /// Also throws Error{kNotFound, kIo}.
   explicit ConfigReader(const std::string& path);
-  /// Of a file's text that was read; `path` is for errors.
+  /// Takes a file's text; `path` is for errors.
   ConfigReader(const std::string& path, std::string_view text);
   /// An object inside of it, called `name` in errors.
   ConfigReader(const ConfigReader& outer, const std::string& name);

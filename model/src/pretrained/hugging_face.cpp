@@ -239,7 +239,7 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   const std::string embedding(embedding_name(model->config));
   const bool prefixed = std::ranges::any_of(
       tensors, [&](const auto& entry) { return entry.first.starts_with(family.prefix); });
-  // Of a matrix that is both, files may have either.
+  // Files may have either name of a matrix that is both.
   const bool only_head = model->config.tie_embedding && tensors.contains(kHead) &&
                          !tensors.contains(stored_name(embedding, prefixed ? family.prefix : ""));
   const std::string_view prefix = prefixed ? family.prefix : "";

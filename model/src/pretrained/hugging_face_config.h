@@ -13,7 +13,7 @@ namespace tessera::pretrained {
 /// The model of a config.json. Throws Error{kConfig} that names the key where it asks for what a
 /// GptConfig does not have.
 GptConfig read_hugging_face_config(const std::string& path);
-/// The same of its text, whose `path` is for errors.
+/// Parses the file's text; `path` is for errors.
 GptConfig parse_hugging_face_config(std::string_view text, const std::string& path);
 
 /// eos_token_id of a config.json or generation_config.json, one or several; none if it is absent or

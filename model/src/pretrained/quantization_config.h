@@ -13,7 +13,7 @@ namespace tessera::pretrained {
 /// (bnb_4bit_compute_dtype, llm_int8_threshold) and of where they do are passed over. Throws
 /// Error{kConfig} on another method.
 WeightFormat read_quantization(const ConfigReader& config);
-/// The same of a file.
+/// Reads the format from a file.
 WeightFormat quantization_in(const std::string& config_file);
 
 /// The object of such a key, with the modules that config.unquantized leaves out.

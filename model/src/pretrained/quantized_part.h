@@ -23,7 +23,7 @@ using StoredTensors = std::map<std::string, StoredTensor, std::less<>>;
 /// before the mean of the scales is.
 inline constexpr std::size_t kDescriptionBytes = 256;
 
-/// Of a format with codes of 4 bits: whether its table is that of nf4, not of fp4.
+/// Whether the table of a format with codes of 4 bits is that of nf4, not of fp4.
 bool is_nf4(WeightFormat format);
 
 /// Whether a tensor has what belongs to codes beside it.

@@ -27,7 +27,7 @@ struct Location {
   std::int64_t offset = 0;
 };
 
-/// What a tensor of codes has beside it, in tensors of its own.
+/// The tensors beside a tensor of codes.
 struct StoredScales {
   WeightFormat format = WeightFormat::kNone;  ///< kNone: the tensor has values
   Location scales{};                          ///< fp32, or their codes
@@ -75,7 +75,7 @@ bool is_block_matrix(const ParameterSpec& spec);
 /// The parameters of all layers.
 std::vector<ParameterSpec> parameters_of(const GptConfig& config);
 
-/// What a part's tensor has.
+/// The shape of a part's tensor.
 Shape stored_shape(const Part& part);
 
 /// Where the part lies, if the tensor is what the folder's `config_file` says; else Error{kConfig}.
@@ -91,7 +91,7 @@ struct PretrainedGpt::Files {
   GptConfig config;
   std::vector<InputFile> files;
   pretrained::Places places;
-  /// Of the matrices of blocks; single ones may be stored otherwise.
+  /// The format of the matrices of blocks; single ones may be stored otherwise.
   WeightFormat stored_format = WeightFormat::kNone;
   /// Adapters that are in no file: they start as a new model's do.
   std::set<std::string, std::less<>> fresh{};

@@ -16,7 +16,7 @@ AddedTokens::Found AddedTokens::find(std::string_view text, std::size_t from) co
   if (tokens_.empty()) return kNone;
   for (std::size_t begin = from; begin < text.size(); ++begin) {
     if (!begins_[static_cast<unsigned char>(text[begin])]) continue;
-    // Of the sorted contents, those that begin as the text does are neighbours, the shortest first.
+    // The sorted contents that begin as the text does are neighbours, the shortest first.
     Found longest{begin, 0, 0, false, false};
     auto first = tokens_.begin();
     auto last = tokens_.end();

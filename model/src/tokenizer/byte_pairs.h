@@ -15,7 +15,7 @@ class BytePairs {
  public:
   explicit BytePairs(const TokenizerFile& file);
 
-  /// Of bytes: whether it has no token, so that it is left out or becomes the unknown token.
+  /// Whether a byte has no token, so that it is left out or becomes the unknown token.
   bool lacks(char byte) const { return byte_ids_[static_cast<unsigned char>(byte)] < 0; }
 
   /// Works on one word at a time, in memory that it keeps, and remembers short words.
@@ -69,7 +69,7 @@ class BytePairs {
   bool pieces_;
   std::int32_t unknown_;
   bool fuses_unknown_;
-  /// Of pieces: tokens of one character.
+  /// The tokens of one character, in a BPE of pieces.
   std::unordered_map<std::string_view, std::int32_t> characters_;
   std::vector<Entry> table_;  ///< open addressing; at most half full, a power of two
   std::unordered_map<std::string_view, std::int32_t> words_;  ///< of ignore_merges

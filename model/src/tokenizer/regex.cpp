@@ -18,7 +18,7 @@ constexpr std::string_view kDecimals =
     R"(\x{16130}-\x{16139}\x{16d70}-\x{16d79}\x{1ccf0}-\x{1ccf9}\x{1e4f0}-\x{1e4f9})"
     R"(\x{1e5f1}-\x{1e5fa})";
 
-/// What stands in brackets for \p{name}.
+/// The class in brackets for \p{name}.
 constexpr std::array kClasses = std::to_array<std::pair<std::string_view, std::string_view>>(
     {{"L",
       R"(a-zA-Z\p{L}\x{1c89}\x{1c8a}\x{a7cb}-\x{a7cd}\x{a7da}-\x{a7dc}\x{105c0}-\x{105f3})"

@@ -15,6 +15,7 @@
 #include "tokenizer/nfc.h"
 #include "tokenizer/tokenizer_file.h"
 #include "tokenizer/utf8.h"
+#include "tokenizer/white_space.h"
 #include "tokenizer/word_pattern.h"
 
 namespace tessera {
@@ -37,27 +38,6 @@ std::string read_bounded(const std::string& path) {
   return text;
 }
 
-/// `text` with another text for each `from`.
-std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
-  std::string result;
-  for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
-    result.append(text.substr(0, at)).append(to);
-    text.remove_prefix(at + from.size());
-  }
-  return result.append(text);
-}
-
-/// A section between added tokens as pieces are spelt. `first`: it begins the text.
-std::string with_space_marks(std::string_view section, data::SpacePrefix prefix, bool first) {
-  const std::string marked = replaced(section, " ", data::kSpaceMark);
-  const bool sections =
-      prefix == data::SpacePrefix::kSections || prefix == data::SpacePrefix::kEverySection;
-  const bool wanted = sections || (prefix == data::SpacePrefix::kFirst && first);
-  const bool is_there = marked.starts_with(data::kSpaceMark);
-  if (!wanted || (is_there && prefix != data::SpacePrefix::kEverySection)) return marked;
-  return std::string(data::kSpaceMark) + marked;
-}
-
 AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
   std::vector<AddedToken> tokens;
   for (const AddedToken& token : file.added) {
@@ -66,31 +46,10 @@ AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
     if (!normalized) continue;
     if (file.nfc) tokens.back().content = data::to_nfc(token.content);
     if (file.normalizer_marks) {
-      tokens.back().content = with_space_marks(token.content, file.prefix, true);
+      tokens.back().content = data::with_space_marks(token.content, file.prefix, true);
     }
   }
   return AddedTokens(std::move(tokens));
-}
-
-/// How many bytes of white space the text begins with, and ends with.
-std::size_t leading_space(std::string_view text) {
-  std::size_t bytes = 0;
-  while (bytes < text.size()) {
-    const std::string_view rest = text.substr(bytes);
-    const std::size_t step = data::first_character(rest).bytes;
-    if (!data::is_white_space(data::code_point(rest.substr(0, step)))) break;
-    bytes += step;
-  }
-  return bytes;
-}
-std::size_t trailing_space(std::string_view text) {
-  std::size_t bytes = 0;
-  while (bytes < text.size()) {
-    const std::string_view last = data::last_character(text.substr(0, text.size() - bytes));
-    if (!data::is_white_space(data::code_point(last))) break;
-    bytes += last.size();
-  }
-  return bytes;
 }
 
 }  // namespace
@@ -132,7 +91,7 @@ struct Tokenizer::Tables {
       const int byte = id < file.model_tokens ? data::byte_of_piece(token) : -1;
       is_byte.push_back(byte >= 0);
       bytes.push_back(byte >= 0 ? std::string(1, static_cast<char>(byte))
-                                : replaced(token, data::kSpaceMark, " "));
+                                : data::replaced(token, data::kSpaceMark, " "));
       const std::size_t solid = bytes.back().find_first_not_of(' ');
       const bool reaches_over =
           solid != std::string::npos && bytes.back().find(' ', solid) != std::string::npos;
@@ -140,7 +99,7 @@ struct Tokenizer::Tables {
     }
   }
 
-  /// What follows the first pattern that ends words there splits words alone.
+  /// A pattern behind the first one that ends words splits words alone.
   void find_cuts() {
     for (const data::WordSplit& split : file.splits) {
       if (split.adds_space) takes_space = true;
@@ -217,10 +176,11 @@ struct TokenEncoder::State {
       const AddedTokens::Found found = added.find(text, done);
       if (found.begin == std::string_view::npos) return rest(text.substr(done));
       const std::string_view before = text.substr(done, found.begin - done);
-      rest(before.substr(0, before.size() - (found.strips_left ? trailing_space(before) : 0)));
+      rest(
+          before.substr(0, before.size() - (found.strips_left ? data::trailing_space(before) : 0)));
       tokens.push_back(found.id);
       done = found.begin + found.length;
-      if (found.strips_right) done += leading_space(text.substr(done));
+      if (found.strips_right) done += data::leading_space(text.substr(done));
       if (ends != nullptr) {
         ends->push_back(static_cast<std::size_t>(text.data() - whole.data()) + done);
       }
@@ -234,7 +194,7 @@ struct TokenEncoder::State {
       const bool first = section.data() == text.data();
       const data::SpacePrefix prefix =
           first && continued ? data::SpacePrefix::kNone : tables->file.prefix;
-      const std::string marked = with_space_marks(section, prefix, first);
+      const std::string marked = data::with_space_marks(section, prefix, first);
       const auto spaces = static_cast<std::size_t>(std::ranges::count(section, ' '));
       const std::size_t as_long = section.size() + spaces * (data::kSpaceMark.size() - 1);
       encode_marked(section, marked, marked.size() > as_long, tokens);
@@ -316,7 +276,7 @@ struct TokenEncoder::State {
     place(word, 0, tokens);
   }
 
-  /// Of tokens of another text than `part`, which stands for it in the whole.
+  /// Adds tokens of another text than `part`, which stands for it in the whole.
   template <typename Encode>
   void apart(std::string_view part, std::size_t inserted, std::vector<std::int32_t>& tokens,
              const Encode& encode) {
@@ -440,7 +400,7 @@ TokenEncoder::~TokenEncoder() = default;
 void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& tokens,
                           std::int64_t offset) {
   const std::size_t invalid = data::find_invalid_utf8(text);
-  // What a decoder would put in its place, U+FFFD, nobody has written: a model should not learn it.
+  // Nobody has written U+FFFD, which a decoder would put in its place: a model should not learn it.
   require(
       invalid == std::string_view::npos, ErrorCode::kConfig, "byte ",
       offset + static_cast<std::int64_t>(invalid),

@@ -46,8 +46,8 @@ inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
 }
 
-/// What a tokenizer.json says, checked: each id is there once, below tokens.size(); ids of merges
-/// and templates exist; of pieces every byte has a token of its own.
+/// The contents of a tokenizer.json, checked: each id is there once, below tokens.size(); ids of
+/// merges and templates exist; of pieces every byte has a token of its own.
 ///
 /// A byte-level BPE splits a text into words and spells each by its bytes. A BPE of pieces, as
 /// SentencePiece trains them, writes spaces as kSpaceMark and merges characters of the whole text;

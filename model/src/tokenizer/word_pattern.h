@@ -14,13 +14,13 @@ namespace tessera::data {
 /// The patterns by which most texts are split into words.
 enum class WordPatternKind : std::uint8_t { kGpt2, kLlama3, kQwen };
 
-/// As tokenizer.json files have it (GPT-2's is not in its file: it is what ByteLevel's use_regex
+/// The text in tokenizer.json files (GPT-2's is not in its file: it is what ByteLevel's use_regex
 /// means).
 std::string_view pattern_text(WordPatternKind kind);
 /// Whose text it is.
 std::optional<WordPatternKind> kind_of_pattern(std::string_view pattern);
 
-/// What the pre-tokenizers Digits and Punctuation take apart: one character each, or runs of them.
+/// The pattern of the pre-tokenizers Digits and Punctuation: one character each, or runs of them.
 std::string digits_pattern(bool runs);
 std::string punctuation_pattern(bool runs);
 

@@ -59,8 +59,8 @@ struct PromptOptions {
   friend bool operator==(const PromptOptions&, const PromptOptions&) = default;
 };
 
-/// What is trained instead of a model's own parameters, which are frozen but for those of
-/// `saved_modules`. The names of modules and the rules by which they match are PEFT's.
+/// The adapters that are trained instead of a model's own parameters, which are frozen but for
+/// those of `saved_modules`. The names of modules and the rules by which they match are PEFT's.
 struct AdapterConfig {
   std::variant<std::monostate, LoraOptions, Ia3Options, PromptOptions> kind{};
   /// Module names, or ends of their paths, such as "q_proj" or "layers.3.mlp.up_proj". A prompt

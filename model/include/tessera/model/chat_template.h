@@ -20,7 +20,7 @@ struct ChatTemplateOptions {
   std::string tokens_path{};
   /// A JSON object of the template's variables, such as {"enable_thinking": false}.
   std::string variables{};
-  /// What strftime_now takes for now; unset: now.
+  /// The time that strftime_now takes for now; unset: now.
   std::optional<std::tm> time{};
 };
 
@@ -45,7 +45,7 @@ class ChatTemplate {
   /// Throws Error{kConfig} if the template refuses them.
   std::string render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                      const nlohmann::ordered_json& tools) const;
-  /// The same with what assistants have written: what is inside of {% generation %}, as
+  /// Renders and marks what assistants have written: what is inside of {% generation %}, as
   /// transformers' assistant mask and TRL's assistant_only_loss have it, or, of a template without
   /// it, for each message of the role "assistant" what the template adds to the rendering of those
   /// before it with add_generation_prompt, up to the rendering of those through it. Throws

@@ -62,15 +62,15 @@ struct DatasetOptions {
   std::string no_text{};
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
-  /// Of examples that are messages; opened where there are some.
+  /// The template of examples that are messages; opened where there are some.
   std::optional<ChatTemplateOptions> chat_template{};
-  /// Of examples: a sample holds as many as fit, one behind the other, each a document of its own
+  /// A sample holds as many examples as fit, one behind the other, each a document of its own
   /// (see `make_gpt`). Which go together is decided once, by best fit: from the longest example to
   /// the shortest, each goes where it leaves the least room.
   bool packing = false;
 };
 
-/// What a file of examples comes to. `samples` have `positions` in all, of which as many as
+/// The counts of a file of examples. `samples` have `positions` in all, of which as many as
 /// `filled` hold tokens and the others padding; packing would make, or has made, `packed_samples`.
 struct ExampleCounts {
   std::int64_t examples = 0, tokens = 0, targets = 0;
@@ -127,11 +127,11 @@ class TokenDataset : public BatchSource {
   const std::vector<std::string>& notes() const;
   /// The format that each file was taken for, a line for each, or for all that are alike:
   /// "'train.bin' is read as uint16 without a header: 301966 tokens".
-  /// Of examples: "'chats.jsonl' is read as examples, one in each line: 400, a token per byte".
+  /// Sentences like "'chats.jsonl' is read as examples, one in each line: 400, a token per byte".
   std::vector<std::string> assumptions() const;
 
  private:
-  /// What the files hold: one of the two.
+  /// The contents of the files: one of the two.
   struct Source {
     std::shared_ptr<const data::TokenStream> stream{};
     std::shared_ptr<const data::ExampleStore> examples{};

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// What a family of models fixes. Its sizes are in GptConfig.
+/// The facts that a family of models fixes. Its sizes are in GptConfig.
 struct FamilyRow {
   GptFamily family;
   std::string_view name;          ///< here, and "model_type" in Hugging Face's config.json
@@ -32,9 +32,9 @@ const FamilyRow& family_of(const GptConfig& config);
 /// The frequencies of a head's rotation in radians per token, R / 2 of them, for sequences of
 /// `length` tokens, computed as transformers does in modeling_rope_utils.py.
 std::vector<float> rotary_frequencies(const GptConfig& config, std::int64_t length);
-/// What cosine and sine are multiplied by; 1 but for kLongRope.
+/// The factor of cosine and sine; 1 but for kLongRope.
 float rotary_amplitude(const GptConfig& config);
-/// What longrope has for a context that became `factor` times as long.
+/// Longrope's factor for a context that became `factor` times as long.
 double longrope_amplitude(double factor, std::int64_t trained_context);
 
 }  // namespace tessera

@@ -38,8 +38,8 @@ std::vector<std::int32_t> end_tokens_of(const std::string& folder);
 
 /// How such a folder is written.
 struct HuggingFaceOptions {
-  /// Of the matrices of blocks. Another than kNone: they are quantised as bitsandbytes does it, one
-  /// at a time, unless config.unquantized names them.
+  /// The format of the matrices of blocks. Another than kNone: they are quantised as bitsandbytes
+  /// does it, one at a time, unless config.unquantized names them.
   WeightFormat format = WeightFormat::kNone;
   DType dtype = DType::kFloat32;  ///< of all else: fp32, bf16 or fp16, rounded to the nearest
   /// Those of the model that it was made of. Its config.json changes where the new model differs.

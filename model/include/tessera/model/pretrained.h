@@ -34,15 +34,15 @@ class PretrainedGpt {
   /// base_format then: adapters that are added give it one. Everything but load() into a state of
   /// that base_format reads the weights that codes and scales stand for.
   WeightFormat stored_format() const;
-  /// Of those matrices, the ones that are not quantised.
+  /// The matrices among those that are not quantised.
   std::vector<std::string> unquantized() const;
   /// Whether it is a checkpoint of ours.
   bool is_checkpoint() const;
   /// The dtype of most of its elements that are not quantised; of a checkpoint, which has fp32
   /// masters, that of the folder that its run began with. fp32 if there is none.
   DType dtype() const;
-  /// What a Hugging Face folder has beside the weights, or a checkpoint of it; a file of llm.c has
-  /// none. Its config.json names dtype(). Throws Error{kIo}.
+  /// The files beside the weights of a Hugging Face folder, or of a checkpoint of it; a file of
+  /// llm.c has none. Its config.json names dtype(). Throws Error{kIo}.
   CompanionFiles companion_files() const;
   /// Sizes and a hash of the files' content, for processes that must all start from the same; see
   /// TokenDataset::identity.

@@ -21,7 +21,7 @@ class Tokenizer {
   /// Reads a tokenizer.json of at most 128 MiB. Throws Error{kNotFound, kIo} if it cannot be read,
   /// and Error{kConfig} naming file, key and remedy if it is malformed or not supported.
   explicit Tokenizer(const std::string& path);
-  /// The same for the text of one; `name` stands for the file in errors.
+  /// Reads the text of a file; `name` stands for the file in errors.
   Tokenizer(std::string_view json, const std::string& name);
 
   /// The tokens of a UTF-8 text. Contents of added tokens, such as "<|endoftext|>", become those
@@ -30,7 +30,7 @@ class Tokenizer {
   /// UTF-8.
   std::vector<std::int32_t> encode(std::string_view text, bool special_tokens = false) const;
 
-  /// What `encode` gives without special tokens, and where in the text each token's part ends, in
+  /// The tokens of `encode` without special ones, and where in the text each token's part ends, in
   /// bytes: those of white space that an added token takes are the token's. Of text that
   /// normalisation changes, the ends are those in the normal form, at most the text's end.
   struct Placed {

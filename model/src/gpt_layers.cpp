@@ -1,0 +1,196 @@
+#include "gpt_layers.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "gpt_config.h"
+#include "tessera/autograd/ops.h"
+#include "tessera/core/error.h"
+
+namespace tessera::gpt {
+namespace {
+
+/// (vocabulary, width). Tensor cores want the head's products in whole tiles, so zeros fill the
+/// last one, unless there are too few tiles for that to pay.
+ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
+  constexpr std::int64_t kTile = 128;
+  ParameterSpec spec = matrix(std::move(name), config.vocab_size, config.width, kInitialStddev);
+  if (config.vocab_size >= 16 * kTile) spec.row_multiple = kTile;
+  return spec;
+}
+
+bool is_gpt2(const GptConfig& config) { return config.family == GptFamily::kGpt2; }
+
+/// Tokens to vectors; in GPT-2 with positions.
+class Embedding : public CachingLayer {
+ public:
+  explicit Embedding(const GptConfig& config)
+      : CachingLayer("embedding", "Embedding"), dropout_(config.dropout) {
+    parameters_ = {vocabulary_matrix(std::string(embedding_name(config)), config)};
+    if (is_gpt2(config)) {
+      parameters_.push_back(
+          matrix("wpe.weight", config.context_length, config.width, kInitialStddev));
+    }
+    freeze(config, parameters_);
+    has_prompt_ = config.adapter.prompt() != nullptr;
+    if (has_prompt_) {
+      parameters_.push_back(matrix(std::string(kPromptParameter), config.adapter.prompt_tokens(),
+                                   config.width, 1.0F));
+    }
+    splits_backward_ = true;
+  }
+
+  bool backward_reads_parameters() const override { return false; }
+
+  Value run(Tape& tape, const Value& /*input*/, std::span<Parameter> parameters,
+            const CachedPass* pass) const override {
+    check_parameters(*this, parameters);
+    const std::size_t own = parameters.size() - (has_prompt_ ? 1 : 0);
+    Parameter* const positions = own > 1 ? &parameters[1] : nullptr;
+    TokenInputs inputs = inputs_of(tape);
+    if (pass != nullptr) {
+      const TensorView row = inputs.tokens.flat().narrow(0, pass->first, pass->tokens);
+      inputs.tokens = row.reshape(Shape{1, pass->tokens});
+    }
+    if (has_prompt_ && pass != nullptr && pass->first > 0) {
+      return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
+    }
+    if (has_prompt_) {
+      require(!inputs.starts, ErrorCode::kConfig,
+              "a tuned prompt stands in front of a sequence, not of each document of a packed "
+              "sample; leave out `packing`");
+      Value x =
+          ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions, parameters.back());
+      return ops::dropout(tape, std::move(x), dropout_);
+    }
+    if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
+    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts);
+    return ops::dropout(tape, std::move(x), dropout_);
+  }
+
+ private:
+  /// The embedding of tokens that do not begin at position 0.
+  static Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
+                          const Parameter* positions, const CachedPass& pass) {
+    if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr);
+    Parameter later = *positions;  // nothing is recorded that would keep its address
+    later.value = later.value.narrow(0, pass.first_position(), pass.tokens);
+    return ops::embedding(tape, tokens, embedding, &later);
+  }
+
+  float dropout_;
+  bool has_prompt_ = false;
+};
+
+/// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
+Value logits_of(Tape& tape, const Value& x, const Parameter& weight) {
+  const Shape& shape = x.shape();
+  const std::int64_t rows = shape[0] * shape[1];
+  const std::int64_t vocab_size = weight.value.shape[0];
+  Tensor logits = tape.activation(Shape{shape[0], shape[1], vocab_size}, DType::kFloat32, "logits");
+  tape.kernels().gemm({.a = x.tensor.view().reshape(Shape{rows, shape[2]}),
+                       .b = weight.value,
+                       .c = logits.view().reshape(Shape{rows, vocab_size}),
+                       .bias = {},
+                       .transpose_b = true},
+                      tape.stream());
+  return tape.output(std::move(logits), nullptr);
+}
+
+/// The last norm, and the losses of the next tokens.
+class Head : public Layer {
+ public:
+  explicit Head(const GptConfig& config)
+      : Layer("head", "Head"), rms_(!is_gpt2(config)), epsilon_(config.norm_epsilon) {
+    if (rms_) {
+      parameters_ = {vector("norm.weight", config.width, 1.0F)};
+    } else {
+      parameters_ = {vector("ln_f.weight", config.width, 1.0F),
+                     vector("ln_f.bias", config.width, 0.0F)};
+    }
+    if (config.tie_embedding) {
+      tied_parameters_ = {std::string(embedding_name(config))};
+    } else {
+      parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
+    }
+    freeze(config, parameters_);
+    splits_backward_ = true;
+  }
+
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    check_parameters(*this, parameters);
+    require(input.shape().rank() == 3, ErrorCode::kInvalidArgument,
+            "layer 'head' takes (B, L, C), got ", input.shape());
+    // A tuned prompt has no targets. Sampling hands in single positions.
+    const TensorView tokens = inputs_of(tape).tokens;
+    const std::int64_t prompt = tokens ? input.shape()[1] - tokens.shape[1] : 0;
+    const Value rows = prompt > 0 ? ops::without_first(tape, input, prompt) : input;
+    Value x = rms_ ? ops::rms_norm(tape, rows, parameters[0], epsilon_)
+                   : ops::layer_norm(tape, rows, parameters[0], parameters[1]);
+    Parameter& weight = parameters.back();
+    const Tensor& targets = tape.batch().targets;
+    if (!targets) {
+      require(!tape.recording(), ErrorCode::kInvalidArgument,
+              "layer 'head' needs targets to record a loss");
+      return logits_of(tape, x, weight);
+    }
+    return ops::linear_cross_entropy(tape, std::move(x), weight, targets);
+  }
+
+ private:
+  bool rms_;
+  float epsilon_;
+};
+
+}  // namespace
+
+Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const TensorView& starts,
+             const CachedPass* pass) {
+  if (pass == nullptr) return ops::attention(tape, qkv, sizes.heads, sizes.window, starts);
+  const TensorView& kept = tape.options().kept;
+  const std::int64_t heads = 2 * sizes.kv_heads;
+  const TensorView cache = kept.reshape(
+      Shape{heads, kept.numel() / std::max<std::int64_t>(1, heads * sizes.width), sizes.width});
+  return ops::cached_attention(tape, qkv, sizes.heads, sizes.window,
+                               {.keys = cache.narrow(0, 0, sizes.kv_heads),
+                                .values = cache.narrow(0, sizes.kv_heads, sizes.kv_heads),
+                                .positions = pass->first_position()});
+}
+
+ParameterSpec matrix(std::string name, std::int64_t outputs, std::int64_t inputs, float stddev) {
+  return {.name = std::move(name),
+          .shape = {outputs, inputs},
+          .initializer = Initializer::normal(stddev)};
+}
+
+ParameterSpec vector(std::string name, std::int64_t size, float value) {
+  return {.name = std::move(name),
+          .shape = {size},
+          .initializer = Initializer::constant(value),
+          .weight_decay_scale = 0.0F};
+}
+
+void check_parameters(const Layer& layer, std::span<const Parameter> parameters) {
+  const std::size_t wanted = layer.parameters().size() + layer.tied_parameters().size();
+  require(parameters.size() == wanted, ErrorCode::kInvalidArgument, "layer '", layer.name(),
+          "' takes ", wanted, " parameters, got ", parameters.size());
+}
+
+TokenInputs inputs_of(const Tape& tape) {
+  const TensorView inputs = tape.batch().inputs;
+  if (inputs.shape.rank() != 3) return {inputs, {}};
+  const Shape shape{inputs.shape[1], inputs.shape[2]};
+  return {inputs.narrow(0, 0, 1).reshape(shape), inputs.narrow(0, 1, 1).reshape(shape)};
+}
+
+std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config) {
+  const auto make_block = is_gpt2(config) ? make_gpt2_block : make_llama_block;
+  std::vector<std::unique_ptr<Layer>> layers;
+  layers.push_back(std::make_unique<Embedding>(config));
+  for (std::int64_t i = 0; i < config.layers; ++i) layers.push_back(make_block(config, i));
+  layers.push_back(std::make_unique<Head>(config));
+  return layers;
+}
+
+}  // namespace tessera::gpt
