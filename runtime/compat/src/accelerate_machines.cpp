@@ -58,7 +58,7 @@ void check_launcher_keys(Section& top, bool launched) {
   attempt([&] { check_gpu_ids(top); });
 }
 
-/// What `tessera launch` would refuse, too, unless its flags say otherwise.
+/// Refuses a division that `tessera launch` would refuse, too, unless its flags say otherwise.
 void check_division(Section& top, std::int64_t ranks, const LaunchFacts& launch) {
   const std::int64_t machines = machines_in(top);
   if (launch.machines > 0 || ranks == kUnknownRanks || ranks % machines == 0) return;

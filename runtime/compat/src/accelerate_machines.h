@@ -14,7 +14,7 @@ namespace tessera::compat {
 std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
                                 const LaunchFacts& launch);
 
-/// What an Accelerate file says to its launcher, with the lines.
+/// The launcher's keys of an Accelerate file, with the lines.
 LauncherKeys read_launcher_keys(const Document& document);
 
 }  // namespace tessera::compat

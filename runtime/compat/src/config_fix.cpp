@@ -160,7 +160,7 @@ class Fix {
     return true;
   }
 
-  /// What became of each key in the end, in the order of the changes.
+  /// The outcome of each key in the end, in the order of the changes.
   std::vector<std::string> changes() const {
     std::vector<std::string> lines;
     for (const ConfigChange& change : touched_) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kCommunication = "communication_data_type";
 
-/// As the command line or the launcher has it.
+/// The number of ranks of the command line or the launcher.
 std::optional<std::int64_t> launched_ranks(const KnownSettings& known) {
   const auto given = known.override_integer("ranks");
   if (given || known.launch().ranks == 0) return given;
@@ -115,7 +115,8 @@ class DeepSpeed {
                : "";
   }
 
-  /// What `key` names is done from ZeRO's stage `first` on. Says so and is true below it.
+  /// DeepSpeed does what `key` asks from ZeRO's stage `first` on. Below it this says so, and is
+  /// true.
   bool below(Section& section, const char* key, std::int64_t first) const {
     if (stage_ >= first) return false;
     section.no_effect(key, concat("DeepSpeed offloads it from stage ", first, " on"), Told::kByRun);

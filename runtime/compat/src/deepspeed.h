@@ -10,7 +10,8 @@
 
 namespace tessera::compat {
 
-/// What Accelerate puts in place of "auto": its launcher's variables say it, if they are there.
+/// The values that Accelerate puts in place of "auto": its launcher's variables say them, if they
+/// are there.
 struct AutoValues {
   std::optional<std::int64_t> stage;
   std::optional<std::int64_t> accumulate;
@@ -23,7 +24,7 @@ struct AutoValues {
   std::optional<bool> whole_model{};  ///< whether to gather it to save it
 };
 
-/// What Accelerate adds to a file of DeepSpeed's that it names.
+/// Accelerate's additions to a file of DeepSpeed's that it names.
 struct ThroughAccelerate {
   std::int64_t ranks;  ///< DeepSpeed's own files do not say
   const AutoValues& autos;

@@ -69,7 +69,7 @@ void check_adam(Section& params, bool adamw) {
                                                   : "without weight decay Adam is AdamW");
 }
 
-/// What torch.optim.SGD takes, which has other defaults than ours.
+/// Translates the options of torch.optim.SGD, which has other defaults than ours.
 void translate_sgd(Section& params) {
   attempt([&] { number(params, "momentum", "momentum", 0.0); });
   attempt([&] {

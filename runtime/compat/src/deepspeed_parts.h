@@ -48,7 +48,7 @@ void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const Kn
 void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
                         ConfigTranslation& translation);
 
-/// What DeepSpeed takes for a learning rate that is absent.
+/// DeepSpeed's value for a learning rate that is absent.
 inline constexpr double kDefaultLearningRate = 1e-3;
 
 }  // namespace tessera::compat

@@ -58,7 +58,7 @@ std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vect
       .params = Section(translation, file, params_of(section), params_keys, {.name = kind.params})};
 }
 
-/// What a scheduler sets the peak to, whatever the optimizer's lr is; nothing if it takes that.
+/// The peak that a scheduler sets, whatever the optimizer's lr is; nothing if it takes that.
 std::optional<double> scheduled_peak(TypedSection* scheduler) {
   if (scheduler == nullptr) return std::nullopt;
   const auto rate = scheduler->params.number(kMaximum);

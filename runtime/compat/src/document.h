@@ -50,13 +50,13 @@ Document read_document(const std::string& path);
 /// The text of a file of settings. Throws as read_document does if it has none.
 std::string read_text(const std::string& path);
 
-/// The same for text at hand; `path` is only for messages and for what its ending tells.
+/// Parses a text at hand; `path` is only for messages and for its ending.
 Document parse_document(const std::string& path, const std::string& text);
 
 /// "configs/x.yaml:12: "; line 0 stands for the file as a whole.
 std::string at_line(std::string_view path, int line);
 
-// What read_document chooses between.
+// The parsers that read_document chooses between.
 Node parse_json(const std::string& path, const std::string& text);
 /// The text as JSON, line by line, if Python has printed it: with True, False, None, 'single
 /// quotes' or a comma behind the last value. Nothing if it has none of them.

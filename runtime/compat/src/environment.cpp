@@ -39,7 +39,7 @@ Node& child(Node& map, const std::string& key) {
   return map.members.back().value;
 }
 
-/// What the variables say, sorted into what a file would say and the rest.
+/// The values of the variables, sorted into those that a file could have and the rest.
 class Exported {
  public:
   Exported(const Environment& environment, const std::vector<std::string>& names,
@@ -65,7 +65,7 @@ class Exported {
 
   /// The file that the launcher may have read.
   const Node& as_file() const { return root_; }
-  /// What stands for "auto" in a file of DeepSpeed's.
+  /// The values for "auto" in a file of DeepSpeed's.
   const AutoValues& autos() const { return autos_; }
 
  private:
@@ -186,7 +186,8 @@ class Exported {
     ignore(name, "is no variable that is known here", Told::kByRun);
   }
 
-  /// Of those that count and begin alike; the beginnings would make all of them near.
+  /// The nearest of the variables that count and begin alike; the beginnings would make all of them
+  /// near.
   std::string nearest_variable(const std::string& name) const {
     const auto rest = [](const std::string& whole) { return whole.substr(whole.find('_') + 1); };
     const std::string beginning = name.substr(0, name.size() - rest(name).size());

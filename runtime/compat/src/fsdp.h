@@ -6,7 +6,7 @@
 
 namespace tessera::compat {
 
-// Of parallelism_config, as environments name it: ranks by axis.
+// The keys of parallelism_config, as environments name them: ranks by axis.
 inline constexpr const char* kReplicate = "parallelism_config_dp_replicate_size";
 inline constexpr const char* kShard = "parallelism_config_dp_shard_size";
 

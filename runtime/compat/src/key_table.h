@@ -28,12 +28,12 @@ enum class KeyUse : std::uint8_t {
   kRefused,  ///< an error: it asks for something that changes the run and that we do not have
 };
 
-/// Who tells of what became of a key: `tessera explain` alone, or every run as well.
+/// The commands that tell of a key's outcome: `tessera explain` alone, or every run as well.
 enum class Told : std::uint8_t { kByExplain, kByRun };
 /// Every run, if `notable`.
 inline Told told_if(bool notable) { return notable ? Told::kByRun : Told::kByExplain; }
 
-/// What is said of a section that is used: its keys have rules of their own.
+/// The note of a section that is used: its keys have rules of their own.
 inline constexpr const char* kBelow = "read key by key, as below";
 
 /// One key of a foreign file. The tables of these are the policy; see *_keys.cpp.
@@ -111,7 +111,7 @@ class Refusal : public Error {
 /// all that is wrong is told at once.
 void attempt(const std::function<void()>& part);
 
-/// What becomes of a key that no table has.
+/// The outcome of a key that no table has.
 enum class UnknownKeys : std::uint8_t {
   kRefused,  ///< it may be a key that decides something, misspelt
   kNoted,    ///< nothing of the section decides anything
@@ -149,11 +149,11 @@ class Section {
   std::optional<std::string> text(std::string_view key) const;
   /// A subsection or a list; null if it is absent or empty.
   const Node* node(std::string_view key) const;
-  /// The same of a subsection that is read key by key, which is said of it.
+  /// Gives a subsection that is read key by key, and notes that.
   const Node* open(std::string_view key);
   int line(std::string_view key) const;
 
-  // What becomes of a kUsed key that is there; may be called again to add settings or notes.
+  // These set the outcome of a kUsed key that is there; a second call adds settings or notes.
   void honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
               const std::string& note = "");
   /// It is so, without a setting.
@@ -161,12 +161,12 @@ class Section {
   void translate(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
                  const std::string& note);
   void no_effect(std::string_view key, const std::string& note, Told told = Told::kByExplain);
-  /// What Accelerate or DeepSpeed does otherwise.
+  /// Notes a difference from Accelerate or DeepSpeed.
   void differ(std::string_view key, const std::string& difference, Told told = Told::kByRun);
   /// A setting that follows from a key that is absent.
   void derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
               const std::string& note, Told told = Told::kByExplain);
-  /// The same if no setting says it.
+  /// A note that follows from a key that is absent, without a setting.
   void absent(std::string_view key, const std::string& note, Told told = Told::kByExplain);
   /// If the command line gives `setting`, `refusal` does not matter: says so, and is true.
   bool overridden(std::string_view key, const char* setting, const std::string& refusal);
@@ -185,7 +185,7 @@ class Section {
   [[noreturn]] void refuse(std::string_view key, const Args&... args) {
     refuse_key(key, {}, concat(args...));
   }
-  /// The same where leaving the key out is not the nearest that can be had.
+  /// Refuses a key where leaving it out is not the nearest that can be had.
   template <typename... Args>
   [[noreturn]] void refuse_for(std::vector<ConfigChange> changes, std::string_view key,
                                const Args&... args) {
@@ -203,7 +203,7 @@ class Section {
     std::string canonical{};  ///< of a text: as the table spells it
   };
   const Item* find(std::string_view key) const;
-  /// Of a refused key: one that is thrown away, so that the refusal stays.
+  /// The entry of a key; for a refused key one that is thrown away, so that the refusal stays.
   ConfigEntry& entry(std::string_view key);
   std::string path_of(std::string_view key) const;
   void read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
@@ -242,8 +242,8 @@ std::string quoted(const std::string& text);
 /// "unknown value 'x'; did you mean 'y'? allowed: y, z"
 std::string unknown_value(const std::string& word, const std::vector<std::string>& allowed);
 using tessera::unknown_value;
-/// As many keys that nobody knows are compared with all names; a text with more of them is no file
-/// of settings, and has no need of suggestions.
+/// The most unknown keys that are compared with all names; a text with more of them is no file of
+/// settings, and has no need of suggestions.
 inline constexpr std::size_t kMostSuggestions = 20;
 
 }  // namespace tessera::compat

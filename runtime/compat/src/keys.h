@@ -17,7 +17,7 @@ const std::vector<KeyTable>& deepspeed_key_tables();
 /// Those of one section, "accelerate" or "deepspeed" at the top.
 const std::vector<KeyRule>& rules_of(std::string_view section);
 
-/// What `distributed_type` may be.
+/// A value of `distributed_type`.
 struct DistributedType {
   const char* name;
   const char* strategy;  ///< ours; null: its section tells, or it is refused

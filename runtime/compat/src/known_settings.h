@@ -15,7 +15,7 @@ class KnownSettings {
  public:
   explicit KnownSettings(const TranslationContext& context) : context_(context) {}
 
-  /// What the command line says, if it says anything.
+  /// The command line's value, if it has one.
   std::optional<std::int64_t> override_integer(std::string_view name) const {
     return override_value<std::int64_t>(name);
   }
@@ -29,7 +29,7 @@ class KnownSettings {
   bool is_overridden(std::string_view name) const {
     return context_.overrides.contains(std::string(name));
   }
-  // The same, else the default. Throws Error{kInternal} if there is none.
+  // The command line's value, else the default. Throws Error{kInternal} if there is none.
   std::int64_t integer(std::string_view name) const {
     return override_integer(name).value_or(fallback(name).get<std::int64_t>());
   }
@@ -41,7 +41,7 @@ class KnownSettings {
     return std::any_of(context_.table.begin(), context_.table.end(),
                        [&](const Setting& setting) { return setting.name == name; });
   }
-  /// Who starts the processes of the run.
+  /// The launcher of the run's processes.
   const LaunchFacts& launch() const { return context_.launch; }
 
  private:

@@ -68,7 +68,7 @@ int machines_with(int processes, std::optional<int> here) {
   return here && *here > 0 && processes % *here == 0 ? processes / *here : 0;
 }
 
-/// What an MPI launcher calls the rank of a process, their number, and that on this machine.
+/// An MPI launcher's names for the rank of a process, their number, and that on this machine.
 struct MpiNames {
   const char* launcher;
   const char* process;
@@ -172,7 +172,8 @@ Launcher by_slurm(const Environment& environment) {
                  "SLURM_PROCID", "SLURM_NTASKS");
 }
 
-/// What tells jobs apart that meet at one port; a launcher's name for one is no secret.
+/// Adds the token that tells jobs apart that meet at one port; a launcher's name for one is no
+/// secret.
 void add_token(const Environment& environment, Launcher& launcher) {
   for (const char* const name : {kJobToken, "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}) {
     const char* const value = environment(name);
@@ -253,7 +254,7 @@ constexpr std::array kKnownLaunchers{
     KnownLauncher{{"SLURM_STEP_ID", "SLURM_NTASKS"}, by_slurm},
 };
 
-/// Of variables, the beginnings by which some launcher is recognised, or says more.
+/// The beginnings of variables by which some launcher is recognised, or says more.
 constexpr std::array kLaunchersPrefixes{"OMPI_", "PMI_",          "PMIX_",       "PRTE_",
                                         "MV2_",  "TORCHELASTIC_", "SLURM_PROCID"};
 

@@ -6,7 +6,7 @@
 
 namespace tessera::questionnaire {
 
-// What the table of questions is written with.
+// Helpers for the table of questions.
 
 using Condition = std::function<bool(const Answers&)>;
 

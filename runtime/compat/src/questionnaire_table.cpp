@@ -37,7 +37,7 @@ constexpr const char* kUseClipping = "ask.gradient_clipping";
 constexpr const char* kUseLayers = "ask.no_split_modules";
 constexpr const char* kUseMesh = "ask.parallelism_config";
 
-/// As in DeepSpeed's documents.
+/// The folder of DeepSpeed's documents.
 constexpr const char* kOnNvme = "/local_nvme";
 
 constexpr const char* kAboutRank =

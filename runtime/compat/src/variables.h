@@ -43,7 +43,7 @@ bool is_accelerates(std::string_view name);
 
 inline constexpr const char* kDeepSpeedFile = "ACCELERATE_DEEPSPEED_CONFIG_FILE";
 
-/// What the variable holds; empty if it is not set.
+/// The value of a variable; empty if it is not set.
 inline std::string text_of(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value == nullptr ? "" : value;

@@ -30,8 +30,8 @@ bool parse_whole(const std::string& text, T& number) {
   return result.ec == std::errc() && result.ptr == end;
 }
 
-/// What a plain scalar means: YAML 1.1 as PyYAML reads it, in which no and off are booleans, but
-/// 1e-5 is a number here, which PyYAML takes for a text.
+/// The meaning of a plain scalar: YAML 1.1 as PyYAML reads it, in which no and off are booleans,
+/// but 1e-5 is a number here, which PyYAML takes for a text.
 nlohmann::json plain_value(const std::string& text) {
   if (any_of(text, std::array{"", "~", "null", "Null", "NULL"})) return nullptr;
   if (any_of(text, std::array{"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})) {

@@ -38,7 +38,7 @@ class ConfigFile {
  public:
   /// Throws Error{kConfig} that names the file and the line if it cannot be read.
   explicit ConfigFile(const std::string& path);
-  /// The same of a text at hand, which `path` names in messages.
+  /// Reads a text at hand, which `path` names in messages.
   ConfigFile(const std::string& path, const std::string& text);
 
   const std::string& path() const;

@@ -27,7 +27,7 @@ inline constexpr const char* kBarTerminal = "TESSERA_BAR_TERMINAL";
 /// For tests on one machine: "1" lets processes exchange messages as if each had its own.
 inline constexpr const char* kApart = "TESSERA_APART";
 
-/// Who has started this process as one of several, and how it finds the others.
+/// The launcher that has started this process as one of several, and the way to the others.
 struct Launcher {
   enum class Kind { kNone, kMpi, kSockets };
   Kind kind = Kind::kNone;  ///< kNone: it is the only one
@@ -76,8 +76,8 @@ void adopt_launcher(const Launcher& launcher, Config& config);
 /// this process: MPI_Init cannot be cancelled. Throws Error{kUnavailable} or Error{kTimeout} if
 /// they cannot be reached.
 void join_world(const Launcher& launcher, TrainerOptions& options, bool quiet);
-/// The same; the machine's threads are then divided by its own ranks, unless `config` says how many
-/// a rank has.
+/// Joins the world with a config's options; the machine's threads are then divided by its own
+/// ranks, unless `config` says how many a rank has.
 void join_world(const Launcher& launcher, const Config& config, TrainerOptions& options);
 
 /// For a program of one's own: recognises the launcher of this process and joins the others, with

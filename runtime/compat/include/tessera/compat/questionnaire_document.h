@@ -23,7 +23,7 @@ nlohmann::json config_document(const Answers& answers);
 /// Adds the top-level keys that are absent and that a new file would have.
 void fill_defaults(nlohmann::json& document);
 
-/// As `accelerate config` writes it: JSON if the path ends in .json, else YAML.
+/// The text that `accelerate config` writes: JSON if the path ends in .json, else YAML.
 std::string config_text(const nlohmann::ordered_json& document, const std::string& path);
 
 /// A file's text with more top-level keys after its own, so that comments and order stay. Nothing
