@@ -23,7 +23,7 @@ constexpr const char* kBandwidthShare =
 constexpr const char* kNcclRing =
     "NCCL's own model of ring and Simple protocol (src/graph/tuning.cc)";
 
-/// What an H100 and an H200 share; `memory` in bytes and bytes/s.
+/// The profile that an H100 and an H200 share; `memory` in bytes and bytes/s.
 HardwareProfile hopper(const char* name, double memory_bytes, double memory_rate) {
   HardwareProfile p;
   p.name = name;

@@ -55,7 +55,7 @@ struct ProbingRank {
   double seconds = 0.0, running = 0.0;  ///< of the last batch
 };
 
-/// As many ranks as keep the cores busy, all doing the same.
+/// Ranks that keep the cores busy, all doing the same.
 class ProbingTeam {
  public:
   ProbingTeam(int threads, int cores) : threads_(threads) {
@@ -118,13 +118,13 @@ class CollectiveTeam {
     }
   }
 
-  /// Of a buffer of so many elements on all ranks together.
+  /// Times a buffer of so many elements on all ranks together.
   PointTime time(CollectiveKind kind, std::int64_t numel, double seconds) {
     return time_point(seconds, [&](int calls) { return run(kind, numel, calls); });
   }
 
  private:
-  /// Of the slowest rank.
+  /// Gives the time of the slowest rank.
   BatchTime run(CollectiveKind kind, std::int64_t numel, int calls) {
     const double preempted = preemptions();
     std::vector<std::thread> threads;

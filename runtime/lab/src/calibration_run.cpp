@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Of the budget, for points that were disturbed.
+/// The share of the budget for points that were disturbed.
 constexpr double kKept = 0.1;
 
 }  // namespace

@@ -23,8 +23,8 @@ void check_calibration(const CalibrationOptions& options);
 /// were.
 class CalibrationRun {
  public:
-  /// Of so many points. `clock` gives seconds, `read` the counters of the machine: tests have their
-  /// own.
+  /// A run of so many points. `clock` gives seconds, `read` the counters of the machine: tests have
+  /// their own.
   CalibrationRun(const CalibrationOptions& options, int points);
   CalibrationRun(const CalibrationOptions& options, int points, std::function<double()> clock,
                  std::function<MachineReading()> read);
@@ -43,8 +43,8 @@ class CalibrationRun {
   bool suffices_again(double seconds_of_call) const;
 
   void record(const PointTime& time);
-  /// Of the points that were recorded, and of the machine since the beginning, of which the
-  /// measurements kept `cores` busy.
+  /// The noise of the points that were recorded, and of the machine since the beginning, `cores` of
+  /// which the measurements kept busy.
   MeasurementNoise noise(int cores) const;
 
  private:

@@ -48,7 +48,7 @@ class RankHistory {
     const auto record = find(at);
     return record ? record->end.has_value() : is_forgotten(at);
   }
-  /// What keeps the rank from `at`, which it has not begun.
+  /// The obstacle that keeps the rank from `at`, which it has not begun.
   Obstacle obstacle_before(const ActionAt& at) const;
 
  private:
@@ -135,7 +135,7 @@ bool RankHistory::has_reached(HostPhase phase, std::int64_t step) const {
   });
 }
 
-/// What the host is at, or, if it waits for results, an action that runs.
+/// The host's own work, or, if it waits for results, an action that runs.
 Obstacle RankHistory::obstacle_of_host() const {
   const auto now = host();
   if (now && now->action == static_cast<int>(HostPhase::kWaits)) {

@@ -173,7 +173,7 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
     k.swiglu_backward(
         {.x = o.input({1, n}, t), .dy = o.input({1, n / 2}, t), .dx = o.output({1, n}, t)}, s);
   });
-  // As many heads of keys as of queries would make it a copy and a rotation of two thirds.
+  // With as many heads of keys as of queries it would be a copy and a rotation of two thirds.
   constexpr std::int64_t kHeads = 2, kPacked = 4, kWidth = 64;
   static const std::vector<float> frequencies(kWidth / 2, 0.5F);
   const std::int64_t length = std::max<std::int64_t>(1, n / (kPacked * kWidth));
@@ -235,7 +235,7 @@ void add_attention(std::vector<KernelProbe>& probes, DType t, int threads, std::
 void add_cross_entropy(std::vector<KernelProbe>& probes, DType t, std::int64_t rows,
                        std::int64_t vocabulary) {
   probes.push_back(recorded([=](const KernelTable& k, ProbeOperands& o, Stream& s) {
-    // What is in the logits does not change the work.
+    // The values of the logits do not change the work.
     k.cross_entropy({.logits = o.output({rows, vocabulary}, t),
                      .targets = o.tokens({rows}),
                      .losses = o.output({rows}, DType::kFloat32),
@@ -253,7 +253,7 @@ void add_updates(std::vector<KernelProbe>& probes, DType t, std::int64_t n) {
     const auto shape_of = [n](const OptimizerState& state) {
       return Shape{(n + state.block - 1) / state.block};
     };
-    // As operand_bytes counts: what is read, and what is written.
+    // The bytes read and written, as operand_bytes counts them.
     std::int64_t bytes = n * (4 + 4 * 2 + (rounds ? 2 : 0));
     for (const OptimizerState& state : states) {
       bytes += 2 * shape_of(state).numel() * static_cast<std::int64_t>(size_of(state.dtype));
@@ -304,7 +304,7 @@ TensorView ProbeOperands::take(Ring& ring, Shape shape, DType dtype, float devia
       kernels.fill({.dst = ring.bytes}, stream_);
     }
     if (deviation > 0.0F && dtype != DType::kFloat32) {
-      // As many numbers again of 16 bits, which the first half of the fp32 ones are rounded to.
+      // The first half of the fp32 numbers are rounded to as many again of 16 bits.
       const Tensor numbers = std::move(ring.bytes);
       ring.bytes = Tensor::empty(memory_, Shape{2 * whole.numel()}, dtype,
                                  MemoryCategory::kWorkspace, "probe");

@@ -58,7 +58,7 @@ struct Tick {
 };
 /// From 0 to the first round number that is at least `top` (not negative); at most seven.
 std::vector<Tick> round_ticks(double top);
-/// The same, round in the unit of bytes that `top` calls for.
+/// Ticks that are round in the unit of bytes that `top` calls for.
 std::vector<Tick> byte_ticks(double top);
 /// Between `low` and `high`, both at round numbers around them.
 std::vector<Tick> round_ticks_between(double low, double high);

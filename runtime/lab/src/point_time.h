@@ -23,7 +23,7 @@ struct PointTime {
   double spread = 0.0;     ///< of the batches, relative_spread
   bool disturbed = false;  ///< no batch is without a disturbance, or they are too far apart
 
-  /// Of a point that is measured a second time.
+  /// The better time of a point that is measured a second time.
   static PointTime better(const PointTime& a, const PointTime& b);
 };
 

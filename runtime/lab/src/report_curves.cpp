@@ -17,7 +17,7 @@ namespace {
 constexpr double kHeight = 280.0;
 constexpr double kTop = 36.0;
 
-/// Of a cell with a time.
+/// The cost of a cell with a time.
 struct PlottedCost {
   std::size_t number = 0;  ///< of the cell, from 1
   const ComparedCell* cell = nullptr;

@@ -30,7 +30,7 @@ std::string legend_list(const std::vector<LegendEntry>& legend) {
   return html + "</ul>\n";
 }
 
-/// Of the axis' end.
+/// The share of the axis' end.
 double share(double value, double end) { return std::clamp(100.0 * value / end, 0.0, 100.0); }
 
 /// Its value does not fit beside the last line of its label.

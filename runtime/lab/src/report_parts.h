@@ -6,7 +6,7 @@
 
 #include "markup.h"
 
-// What figures of the report are made of.
+// The parts of the report's figures.
 namespace tessera {
 
 /// A colour of the style, "c0" to "c7", or a class of its own, and what it stands for.
@@ -15,7 +15,7 @@ struct LegendEntry {
   std::string words;
 };
 
-/// What is around a drawing.
+/// The texts around a drawing.
 struct FigureText {
   std::string id;
   std::string title;

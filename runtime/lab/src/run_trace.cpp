@@ -63,7 +63,7 @@ RunTrace::RunTrace(const DumpWriter& flight, std::vector<StepMemory> memory)
   run_.sees_ends = true;  // by the executors' times
 }
 
-/// Of a rank's host, in a step: those that are not told already.
+/// The records of a rank's host in a step that are not told already.
 std::vector<ActionRecord> RunTrace::host_records(int rank, std::size_t program, std::int64_t step,
                                                  bool ended) {
   std::vector<ActionRecord> all = flight_.recorder(rank).host().records();

@@ -25,7 +25,7 @@ bool is_handed_over(const Schedule& schedule, const Action& action) {
   });
 }
 
-/// Of a GPU's rank.
+/// Whether an action of a GPU's rank runs on the host.
 bool runs_on_host(const Schedule& schedule, const Action& action) {
   return action.operation == &operations::kOptimizerStep &&
          schedule.buffer(action.reads.front()).tier == Tier::kHost;
@@ -37,7 +37,7 @@ bool reaches_disk(const Schedule& schedule, const Action& action) {
          tier_of(schedule, action.writes.front()) == Tier::kDisk;
 }
 
-/// What each action costs if nothing disturbs it.
+/// The cost of each action if nothing disturbs it.
 std::vector<double> costs_of(const Program& program, const ModelLayout& layout, const Model& model,
                              const ExecutorOptions& options, const Cluster& cluster) {
   const Schedule& schedule = *program.schedule;
@@ -84,7 +84,7 @@ double cores_of_a_rank(const Cluster& cluster, int world_size) {
   return cluster.profile.cores.value / std::min(world_size, cluster.ranks_per_node);
 }
 
-/// What runs on the lanes at the same time, by its effect on the others.
+/// The actions that run on the lanes at the same time, by their effect on each other.
 struct Running {
   bool gathers = false, reduces = false;
   double threads = 0.0;
@@ -130,7 +130,7 @@ double seconds_of(const KernelCall& call, const HardwareProfile& profile, int th
     const KernelRates* const rates = profile.find(rates_name(part), dtype, threads);
     const double work = part.flops > 0.0 ? part.flops : part.bytes;
     const double computed = rates != nullptr ? work / rates->at(rates_size(part)) : 0.0;
-    // Of a CPU, and of kernels bound by memory, rates are measured with all that a call takes.
+    // Rates of a CPU, and of kernels bound by memory, are measured with all that a call takes.
     if (rates != nullptr && (profile.device == "cpu" || part.flops <= 0.0)) {
       seconds += computed;
       continue;

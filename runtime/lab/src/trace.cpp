@@ -154,7 +154,7 @@ void RankTrace::read_lanes() {
     for (const ActionRecord& record : lane.records) {
       const int row = 1 + static_cast<int>(*known);
       if (!dump_.sees_ends && !slices_.empty() && slices_.back().row == row) {
-        // Of a GPU's actions, which end together, one gives way to the next.
+        // A GPU's actions end together: one gives way to the next.
         slices_.back().end = std::min(slices_.back().end, record.begin - origin_);
       }
       slices_.push_back(slice_of(record, row));

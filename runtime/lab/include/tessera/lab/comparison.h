@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What has become of a cell of a comparison.
+/// The outcome of a cell of a comparison.
 enum class CellState : std::uint8_t {
   kMissing,     ///< not all of its repeats have run yet
   kDone,        ///< all have, or none was asked for
@@ -51,7 +51,7 @@ struct SimulatedTime {
   bool operator==(const SimulatedTime&) const = default;
 };
 
-/// What the plan of a cell says.
+/// The prediction of a cell's plan.
 struct CellPrediction {
   MemoryPeak peak{};
   Traffic traffic{};              ///< of a step
@@ -62,8 +62,8 @@ struct CellPrediction {
 
 /// One combination of settings.
 struct ComparedCell {
-  /// Of the run, by the names and in the texts of a config: what makes up the cell first, then all
-  /// others that are not at their defaults.
+  /// The run's settings, by the names and in the texts of a config: those of the cell first, then
+  /// all others that are not at their defaults.
   std::vector<NamedText> settings{};
   CellState state = CellState::kMissing;
   std::string why{};  ///< it failed or is impossible
@@ -95,8 +95,8 @@ struct Comparison {
   bool operator==(const Comparison&) const = default;
 };
 
-/// As results.json has it. Throws Error{kConfig} that names the file, the key and what belongs
-/// there; keys that it does not know are refused.
+/// Parses the text of results.json. Throws Error{kConfig} that names the file, the key and what
+/// belongs there; keys that it does not know are refused.
 Comparison parse_comparison(const std::string& text, const std::string& path);
 /// The exact inverse.
 std::string to_text(const Comparison& comparison);

@@ -8,13 +8,13 @@
 #include "tessera/core/quantile.h"
 #include "tessera/lab/comparison.h"
 
-// What tables and plots show of a comparison.
+// The figures of a comparison that tables and plots show.
 namespace tessera {
 
 /// A mean of repeats.
 struct Estimate {
   double value = 0.0;
-  /// Of the 95 % confidence interval, by Student's t; nothing with fewer than two repeats.
+  /// Half of the 95 % confidence interval, by Student's t; nothing with fewer than two repeats.
   std::optional<double> half_width{};
 };
 
@@ -38,7 +38,7 @@ std::optional<Estimate> shown_step_time(const ComparedCell& cell);
 std::optional<double> shown_exposed(const ComparedCell& cell);
 std::optional<double> shown_communication(const ComparedCell& cell);
 MemoryPeak shown_peak(const ComparedCell& cell);
-/// What a rank must have of its device: that peak, and what a GPU takes beside the plan.
+/// The memory that a rank must have of its device: that peak, and a GPU's items beside the plan.
 std::int64_t shown_device_bytes(const ComparedCell& cell);
 Traffic shown_traffic(const ComparedCell& cell);
 

@@ -19,7 +19,7 @@ class DumpRequests {
   /// Writes a dump of this process's ranks. False if no session is at work.
   bool write(std::string_view reason);
 
-  // Of the session.
+  // The session's end of the requests.
   using Write = std::function<void(std::string_view reason)>;
   void serve(Write write);  ///< null: no longer; returns when no dump is being written
   void note(const std::string& text) const {

@@ -17,7 +17,7 @@ namespace tessera {
 /// write no dump of that.
 inline constexpr std::string_view kEndedInOrder = "the run was ended: ";
 
-/// Of a run's processes, as they have told each other at its start.
+/// The facts that a run's processes have told each other at its start.
 struct RunOrigin {
   std::string name;          ///< the same in all of them
   double clock_ahead = 0.0;  ///< seconds of this process's wall clock before rank 0's process

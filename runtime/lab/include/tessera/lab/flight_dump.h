@@ -119,7 +119,7 @@ struct CollectiveWait {
   std::vector<Absence> absent;
 };
 
-/// What dumps of one run say.
+/// The diagnosis from the dumps of one run.
 struct FlightDiagnosis {
   std::vector<int> without_dump;      ///< ranks
   std::vector<CollectiveWait> waits;  ///< those first whose absent ranks wait for nobody else

@@ -61,7 +61,7 @@ struct LinkProfile {
   const CollectiveTimes* find(std::string_view collective, int ranks) const;
 };
 
-/// What a machine achieves: from which the lab computes how long actions take. As JSON, each number
+/// The rates of a machine, from which the lab computes how long actions take. As JSON, each number
 /// is {"value": …, "source": "…"}, and each list of rates has a source; runtime/lab/README.md shows
 /// a file.
 struct HardwareProfile {
@@ -91,7 +91,7 @@ struct HardwareProfile {
   /// By how much work of the compute lane is slower while a lane of collectives is busy; 1: not at
   /// all.
   Quantity under_gather, under_reduce;
-  /// Of a profile that was measured in one go; others have none.
+  /// The noise of a profile that was measured in one go; others have none.
   std::optional<MeasurementNoise> noise{};
 
   /// The rates of a kernel with as many threads, or nearly as many; null: it has none.

@@ -23,8 +23,9 @@ struct KernelCall {
 
 /// The name under which KernelRates has a call: "gemm nt" says which operands are transposed.
 std::string rates_name(const KernelCall& call);
-/// What a call's rate depends on, for KernelRates: of a GEMM m, n, k; of attention batch * heads,
-/// length, head size; of kernels that go by rows rows and columns; else the number of elements.
+/// The sizes by which KernelRates looks up a call's rate: m, n, k of a GEMM; batch * heads, length,
+/// head size of attention; rows and columns of kernels that go by rows; else the number of
+/// elements.
 std::vector<double> rates_size(const KernelCall& call);
 
 /// The kernels that a CPU runs for a call: of a GEMM the product and, one after another, what

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// What a run costs; less is better.
+/// The costs of a run; less is better.
 struct ParetoPoint {
   double bytes = 0.0;              ///< of memory of a rank
   double seconds_per_token = 0.0;  ///< of a rank: the step's seconds times ranks / its tokens

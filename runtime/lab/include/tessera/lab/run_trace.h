@@ -18,8 +18,8 @@ namespace tessera {
 std::vector<DumpedLane> whole_step(const Schedule& schedule, const std::vector<ActionSpan>& spans,
                                    int program = 0);
 
-/// What the ranks of this process do in the steps that are traced. The trace's time 0 is the run's
-/// beginning, on the clock of rank 0's process, so events of all processes make one trace.
+/// The actions of this process's ranks in the steps that are traced. The trace's time 0 is the
+/// run's beginning, on the clock of rank 0's process, so events of all processes make one trace.
 class RunTrace {
  public:
   /// `flight`, which knows the ranks and has begun, must outlive it. `memory`: by program.

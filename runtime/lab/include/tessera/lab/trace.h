@@ -44,7 +44,7 @@ class TraceEvents {
   nlohmann::ordered_json events_ = nlohmann::ordered_json::array();
 };
 
-/// What dumps of one run hold.
+/// The timeline of the dumps of one run.
 nlohmann::ordered_json to_trace(std::span<const FlightDump> dumps);
 
 /// A trace of what is to come, but for its events: which run it is of. `began`: the trace's time 0
