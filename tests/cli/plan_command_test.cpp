@@ -29,6 +29,32 @@ TEST_F(PlanCommand, PlansALargeRunAtOnce) {
                                 HasSubstr("more actions")));
 }
 
+TEST_F(PlanCommand, ASweepHasTheMemoryOfEveryCombination) {
+  const auto plan = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"plan", "--model", "gpt2-tiny", "--micro-batch", "2"});
+    return run(words);
+  };
+  const ProgramResult table = plan({"--sweep", "ranks=2,6 strategy=zero1,hybrid_shard replicas=4"});
+  EXPECT_EQ(table.exit_code, 2);
+  EXPECT_THAT(table.err, AllOf(HasSubstr("note: left out 2, zero1, 4: "),
+                               HasSubstr("--sweep: no combination can be planned")));
+  const ProgramResult some = plan({"--sweep", "ranks=2,4 strategy=no_shard,full_shard"});
+  EXPECT_EQ(some.exit_code, 0) << some.err;
+  EXPECT_THAT(some.out, AllOf(HasSubstr("ranks    strategy"), HasSubstr("1 x 4"), HasSubstr("device"),
+                              HasSubstr("host"), HasSubstr("disk")));
+  const auto runs = nlohmann::json::parse(
+      plan({"--sweep", "ranks=2,4 strategy=no_shard,full_shard", "--format", "json"}).out)["runs"];
+  ASSERT_EQ(runs.size(), 4U);
+  for (const auto& row : runs) {
+    const auto one = nlohmann::json::parse(
+        plan({"--ranks", row["ranks"], "--strategy", row["strategy"], "--format", "json"}).out);
+    EXPECT_EQ(row["peak_bytes"], one["peak_bytes"]) << row;
+    EXPECT_EQ(row["device_bytes"], one["device_bytes"]) << row;
+  }
+  EXPECT_THAT(plan({"--sweep", "rank=2"}).err,
+              HasSubstr("there is no setting 'rank'; 'tessera plan --help' lists them"));
+}
+
 TEST_F(PlanCommand, SaysWhatAGpuHoldsBesideItAndWhoRunsAttention) {
   const auto plan = [&](const std::string& device, const std::string& format) {
     return run({"plan", "--model", "gpt2-1558m", "--layers", "2", "--ranks", "8", "--precision",

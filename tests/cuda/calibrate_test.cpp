@@ -146,8 +146,8 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
       options.policy.recompute = recompute;
       options.accumulate = 2;
       options.evaluation_samples = 2;
-      const TrainingPlan plan = make_training_plan(model, data, options, &data);
-      const std::vector<GemmArgs> gemms = record_gemms(plan, model, data, &data);
+      const TrainingPlan plan = make_training_plan({model, data, &data}, options);
+      const std::vector<GemmArgs> gemms = record_gemms(plan);
       const std::vector<GemmArgs> missing = calibration.missing(gemms, table);
       EXPECT_LT(missing.size(), gemms.size()) << "blocks have the same ones";
       for (const GemmArgs& gemm : missing) calibration.time(gemm, table);

@@ -155,7 +155,7 @@ TEST_F(CudaChoices, TheLossTakesChunksThatSuitAGpu) {
   EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
   EXPECT_GE(summary.measured_memory.by_category[MemoryCategory::kWorkspace],
             96 * kWords * static_cast<std::int64_t>(sizeof(float)));
-  EXPECT_EQ(choose_batch(wide, data_, options, std::int64_t{4} << 30).predicted_bytes,
+  EXPECT_EQ(choose_batch({wide, data_}, options, std::int64_t{4} << 30).predicted_bytes,
             summary.measured_memory.total);
 }
 

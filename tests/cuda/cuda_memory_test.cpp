@@ -181,7 +181,7 @@ TEST_F(CudaMemory, AGpuWithThePlanAndWhatIsBesideItTrains) {
   const Sizes& sizes = kTiny;
   const Model model = model_of(sizes);
   const test::CountingTokens data(sizes.length);
-  const TrainingPlan plan = make_training_plan(model, data, options_of(sizes));
+  const TrainingPlan plan = make_training_plan({model, data}, options_of(sizes));
   const auto with_memory = [&](std::int64_t bytes) {
     fake_cuda::configure({.memory_bytes = static_cast<std::size_t>(bytes + live_bytes())});
     return Trainer(model, data, options_of(sizes));
@@ -212,7 +212,7 @@ TEST_F(CudaMemory, AutoBatchLeavesRoomForWhatIsBesideThePlan) {
     Sizes changed = sizes;
     changed.micro_batch = micro_batch;
     changed.accumulate = static_cast<int>(16 / micro_batch);
-    return make_training_plan(model, data, options_of(changed));
+    return make_training_plan({model, data}, options_of(changed));
   };
   const auto needs = [&](std::int64_t micro_batch) {
     const TrainingPlan plan = plan_of(micro_batch);
@@ -220,15 +220,15 @@ TEST_F(CudaMemory, AutoBatchLeavesRoomForWhatIsBesideThePlan) {
   };
   ASSERT_LT(needs(4), needs(8));
   for (const std::int64_t given : {needs(4), needs(8) - 1}) {
-    const BatchChoice choice = choose_batch(model, data, options_of(sizes), given);
+    const BatchChoice choice = choose_batch({model, data}, options_of(sizes), given);
     EXPECT_EQ(choice.micro_batch, 4);
     EXPECT_EQ(choice.budget_bytes, given - total_bytes(gpu_overhead(plan_of(4))));
     EXPECT_EQ(choice.next_micro_batch, 8);
     EXPECT_THAT(describe_room(choice), HasSubstr("CUDA context 640 MiB"));
   }
-  EXPECT_EQ(choose_batch(model, data, options_of(sizes), needs(8)).micro_batch, 8);
+  EXPECT_EQ(choose_batch({model, data}, options_of(sizes), needs(8)).micro_batch, 8);
   try {
-    choose_batch(model, data, options_of(sizes), needs(1) - 1);
+    choose_batch({model, data}, options_of(sizes), needs(1) - 1);
     FAIL() << "fitted";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("that a GPU holds beside the plan (memory pool"));
@@ -242,7 +242,7 @@ TEST_F(CudaMemory, AutoBatchKnowsWhetherRanksShareAGpu) {
   for (const int gpus : {1, 2}) {
     fake_cuda::configure({.devices = gpus});
     const BatchChoice choice =
-        choose_batch(model_of(kTiny), test::CountingTokens(), options, std::int64_t{8} << 30);
+        choose_batch({model_of(kTiny), test::CountingTokens()}, options, std::int64_t{8} << 30);
     const std::string room = describe_room(choice);
     EXPECT_EQ(room.find("NCCL") != std::string::npos, gpus == 2) << room;
     EXPECT_EQ(room.find("CUDA graph") != std::string::npos, gpus == 2) << room;

@@ -42,7 +42,7 @@ TEST(CudaRanges, HaveTheNamesOfActions) {
   const SeenRanges seen;
   trainer.train();
   EXPECT_EQ(seen.depth(), 0) << "ranges that begin and end";
-  const TrainingPlan plan = make_training_plan(model, data, options);
+  const TrainingPlan plan = make_training_plan({model, data}, options);
   for (const Action& action : plan.schedule.actions) {
     if (action.operation->run == nullptr) continue;  // nothing is launched
     const std::string name = describe(plan.schedule, action);

@@ -294,7 +294,8 @@ TEST_F(RunTraces, OfAnEvaluationAreOfItsBatches) {
 TEST(SimulatedTraces, HaveTheStepAndItsMemory) {
   const Model model = test::tiny_model();
   const test::TinyData data;
-  const TrainingPlan plan = make_training_plan(model, data, {.strategy = "full_shard", .ranks = 8});
+  const TrainingPlan plan =
+      make_training_plan({model, data}, {.strategy = "full_shard", .ranks = 8});
   const Program program{&plan.schedule, &data};
   ExecutorOptions options = executor_options(plan.options);
   options.cost = [](const Schedule&, const Action& action) {

@@ -70,7 +70,7 @@ class AutoBatch : public testing::TestWithParam<Case> {
             .threads_per_rank = 1};
   }
   std::int64_t predicted(std::int64_t micro_batch) const {
-    return make_training_plan(model_, data_, options(micro_batch)).memory.total;
+    return make_training_plan({model_, data_}, options(micro_batch)).memory.total;
   }
   std::int64_t measured(std::int64_t micro_batch) const {
     const Trainer trainer(model_, data_, options(micro_batch));
@@ -86,7 +86,7 @@ TEST_P(AutoBatch, TheChoiceFitsAndTheNextLargerOneDoesNot) {
   const double most = static_cast<double>(predicted(kSamples));
   const auto given = static_cast<std::int64_t>((least + GetParam().room * (most - least)) /
                                                (1.0 - kAutoBatchMargin));
-  const BatchChoice choice = choose_batch(model_, data_, options(1), given);
+  const BatchChoice choice = choose_batch({model_, data_}, options(1), given);
   EXPECT_EQ(choice.micro_batch * choice.accumulate, kSamples);
   const std::int64_t peak = measured(choice.micro_batch);
   EXPECT_EQ(peak, choice.predicted_bytes);
@@ -124,12 +124,12 @@ TEST(AutoBatchErrors, TakesTheWholeStepWhenItFitsAndSaysWhenNothingDoes) {
   const CountingTokens data;
   const Model model = make_gpt(sizes(1, 16));
   const TrainerOptions options{.micro_batch = 2, .accumulate = 3};
-  const BatchChoice all = choose_batch(model, data, options, std::int64_t{1} << 40);
+  const BatchChoice all = choose_batch({model, data}, options, std::int64_t{1} << 40);
   EXPECT_EQ(all.micro_batch, 6);
   EXPECT_EQ(all.accumulate, 1);
   EXPECT_FALSE(all.next_micro_batch.has_value());
   try {
-    choose_batch(model, data, options, 1000);
+    choose_batch({model, data}, options, 1000);
     FAIL() << "fitted into 1000 bytes";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);

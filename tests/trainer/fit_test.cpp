@@ -40,7 +40,7 @@ constexpr std::int64_t kPlenty = std::int64_t{1} << 40;
 class Fit : public testing::Test {
  protected:
   FitChoice choose(int ranks, const FitRequest& request) const {
-    return choose_fit(model_, data_, options_of(ranks), request);
+    return choose_fit({model_, data_}, options_of(ranks), request);
   }
   const Model model_ = tiny_model(2000);
   const TinyData data_;
@@ -101,7 +101,7 @@ TEST_F(Fit, KeepsWhatTheUserHasGiven) {
   options.offload_optimizer = parse_offload("host:0.25");
   FitRequest request = request_of(kPlenty);
   request.kept = {"strategy", "replicas", "offload_optimizer"};
-  const FitChoice choice = choose_fit(model_, data_, options, request);
+  const FitChoice choice = choose_fit({model_, data_}, options, request);
   for (const FitCandidate& candidate : choice.candidates) {
     EXPECT_EQ(candidate.values[0], "hybrid_shard");
     EXPECT_EQ(candidate.values[2], "host:0.25");
@@ -111,7 +111,7 @@ TEST_F(Fit, KeepsWhatTheUserHasGiven) {
   options = options_of(2);
   options.placement = find_strategy("zero1").placement;
   request.kept = {"optimizer_placement"};
-  for (const FitCandidate& candidate : choose_fit(model_, data_, options, request).candidates) {
+  for (const FitCandidate& candidate : choose_fit({model_, data_}, options, request).candidates) {
     EXPECT_EQ(candidate.options.placement, options.placement);
   }
 }
@@ -137,7 +137,7 @@ TEST_F(Fit, TriesParametersOnADiskAndMeasuresWhatItPredicted) {
   FitRequest request = request_of(kPlenty);
   request.kept = {"strategy", "recompute", "offload_optimizer", "offload_gradients",
                   "offload_activations"};
-  const FitChoice all = choose_fit(model_, data_, options, request);
+  const FitChoice all = choose_fit({model_, data_}, options, request);
   const auto with = [&](const char* parameters) {
     return *std::ranges::find_if(all.candidates,
                                  [&](const FitCandidate& c) { return c.values[4] == parameters; });
@@ -163,7 +163,7 @@ TEST(FitOfAQuantisedBase, TriesInputsOnTheHostAndMeasuresWhatItPredicted) {
     const Model model = make_gpt(config);
     FitRequest request = request_of(kPlenty);
     request.kept = {"strategy"};
-    const FitChoice all = choose_fit(model, source, options_of(2), request);
+    const FitChoice all = choose_fit({model, source}, options_of(2), request);
     for (const char* const values : {"none", "host"}) {
       const auto found = std::ranges::find_if(
           all.candidates, [&](const FitCandidate& c) { return c.values[5] == values; });

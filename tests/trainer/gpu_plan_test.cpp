@@ -29,7 +29,7 @@ TrainingPlan plan_of(std::int64_t micro_batch, TrainerOptions options = {}) {
   if (options.device == DeviceChoice::kAuto) options.device = DeviceChoice::kCuda;
   options.precision = DType::kBFloat16;
   options.micro_batch = micro_batch;
-  return make_training_plan(make_gpt(config), Tokens(), options);
+  return make_training_plan({make_gpt(config), Tokens()}, options);
 }
 
 // 2 B H L^2 bytes with 25 heads: 1 GiB is reached between 20 and 21 samples.
@@ -58,7 +58,7 @@ TEST(GpuPlan, SaysThatWindowsAreOurOwn) {
     options.device = DeviceChoice::kCuda;
     options.precision = DType::kBFloat16;
     options.micro_batch = 1;
-    return make_training_plan(make_gpt(config), Tokens(), options).notes;
+    return make_training_plan({make_gpt(config), Tokens()}, options).notes;
   };
   EXPECT_THAT(notes(1024), Not(Contains(HasSubstr("attention"))));
   EXPECT_THAT(notes(1023), Contains(AllOf(HasSubstr("attention runs on our own kernels"),
@@ -81,7 +81,7 @@ TEST(GpuPlan, SaysThatDocumentsOfPackedSamplesAreOurOwn) {
   options.device = DeviceChoice::kCuda;
   options.precision = DType::kBFloat16;
   options.micro_batch = 1;
-  const TrainingPlan plan = make_training_plan(make_gpt(config), PackedTokens(), options);
+  const TrainingPlan plan = make_training_plan({make_gpt(config), PackedTokens()}, options);
   EXPECT_THAT(plan.notes, Contains(AllOf(HasSubstr("attention runs on our own kernels"),
                                          HasSubstr("the documents of packed samples"))));
 }

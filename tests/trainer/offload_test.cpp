@@ -32,9 +32,9 @@ TEST(OffloadedRun, TrainsWhereTheLimitIsBelowWhatItsStateNeedsOnTheDevice) {
   const Model model = tiny_model(4000);
   const TinyData data;
   TrainerOptions options = options_for("no_shard", 1, "host");
-  const TrainingPlan offloaded = make_training_plan(model, data, options);
+  const TrainingPlan offloaded = make_training_plan({model, data}, options);
   options.offload_optimizer = {};
-  const TrainingPlan without = make_training_plan(model, data, options);
+  const TrainingPlan without = make_training_plan({model, data}, options);
   EXPECT_LT(offloaded.memory.total, without.memory.total * 2 / 3);
   const TrainingSummary expected = Trainer(model, data, options).train();
 

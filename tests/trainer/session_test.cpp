@@ -357,10 +357,11 @@ TEST(Session, WithoutDataToEvaluateWithThereIsAClearError) {
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(error.what(), HasSubstr("no data to evaluate with"));
   EXPECT_TRUE(session.step().has_value());  // nothing has happened
-  // Planned without, and then given some.
-  const TrainingPlan plan = make_training_plan(model, data, session_options("full_shard", 2));
-  EXPECT_THAT(error_of_session([&] { Session(plan, model, data, &data); }).what(),
-              HasSubstr("planned without an evaluation"));
+  // A plan without an evaluation has a session without one.
+  const TrainingPlan plan = make_training_plan({model, data}, session_options("full_shard", 2));
+  Session planned(plan);
+  EXPECT_THAT(error_of_session([&] { planned.evaluate(); }).what(),
+              HasSubstr("no data to evaluate with"));
 }
 
 TEST(Session, AnEvaluationOfNoSamplesIsRefused) {

@@ -517,7 +517,7 @@ TEST(Trainer, RefusesARunAboveTheMemoryLimitAndSaysWhatWouldFit) {
   const auto total = [&](const std::string& strategy) {
     TrainerOptions other = options;
     other.strategy = strategy;
-    return make_training_plan(model, data, other).memory.total;
+    return make_training_plan({model, data}, other).memory.total;
   };
   ASSERT_LT(total("zero2"), total("zero1"));
   options.memory_limit_bytes = total("zero2");
@@ -532,13 +532,12 @@ TEST(Trainer, RefusesARunAboveTheMemoryLimitAndSaysWhatWouldFit) {
 TEST(Trainer, RefusesARunAboveWhatTheMachineHas) {
   const Model model = tiny_model(4000);
   const TinyData data;
-  const TrainingPlan plan = make_training_plan(model, data, options_for("zero1", 4));
-  EXPECT_NO_THROW(require_memory(plan, model, data, plan.memory.total * 4));
-  const Error error =
-      error_of([&] { require_memory(plan, model, data, plan.memory.total * 4 - 4); });
+  const TrainingPlan plan = make_training_plan({model, data}, options_for("zero1", 4));
+  EXPECT_NO_THROW(require_memory(plan, plan.memory.total * 4));
+  const Error error = error_of([&] { require_memory(plan, plan.memory.total * 4 - 4); });
   EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
   EXPECT_THAT(error.what(), HasSubstr("this machine has free"));
-  const Error hopeless = error_of([&] { require_memory(plan, model, data, 1000); });
+  const Error hopeless = error_of([&] { require_memory(plan, 1000); });
   EXPECT_THAT(hopeless.what(), HasSubstr("no strategy, recomputation, micro-batch or lower"));
 
   TrainerOptions limited = options_for("zero1", 4);
@@ -557,10 +556,10 @@ TEST(Trainer, SaysWithHowManyRanksARunWouldFit) {
   TrainerOptions fewer = options;
   fewer.ranks = 3;
   fewer.accumulate = 4;
-  const std::int64_t free = make_training_plan(model, data, fewer).memory.total * 3;
-  const TrainingPlan plan = make_training_plan(model, data, options);
+  const std::int64_t free = make_training_plan({model, data}, fewer).memory.total * 3;
+  const TrainingPlan plan = make_training_plan({model, data}, options);
   ASSERT_GT(plan.memory.total * 6, free);
-  const Error error = error_of([&] { require_memory(plan, model, data, free); });
+  const Error error = error_of([&] { require_memory(plan, free); });
   EXPECT_THAT(error.what(), HasSubstr("this would fit: `ranks` 3 `accumulate` 4"));
 }
 
@@ -574,7 +573,7 @@ TEST(Trainer, SaysWithWhichMicroBatchARunWouldFit) {
   TrainerOptions smaller = options;
   smaller.micro_batch = 5;
   smaller.accumulate = 3;
-  options.memory_limit_bytes = make_training_plan(model, data, smaller).memory.total;
+  options.memory_limit_bytes = make_training_plan({model, data}, smaller).memory.total;
   const Error error = error_of([&] { Trainer(model, data, options); });
   EXPECT_THAT(error.what(), HasSubstr("this would fit: `micro_batch` 5 `accumulate` 3"));
 }

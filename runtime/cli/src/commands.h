@@ -15,7 +15,7 @@ class App;
 
 namespace tessera::cli {
 
-/// What the process ends with.
+/// The exit codes of the process.
 inline constexpr int kExitGood = 0;
 inline constexpr int kExitRunTime = 1;   ///< the run failed
 inline constexpr int kExitUsage = 2;     ///< the settings or the data cannot work
@@ -33,7 +33,7 @@ std::vector<Setting> without(std::vector<Setting> settings, std::string_view nam
 /// Every setting with its value and where that is from.
 void print_settings(std::ostream& out, const Config& config);
 
-/// What is told of a file without running it holds under `tessera launch` as well.
+/// For commands that run nothing: their report of a file holds under `tessera launch` as well.
 inline const LaunchFacts kForAnyMachine{.launcher = kOwnLauncher};
 
 class SettingsCommand;

@@ -36,7 +36,7 @@ int fail_with(const std::string& what, int exit_code) {
   return exit_code;
 }
 
-/// What a command ends with: not well if what it has printed is lost, as on a full disk.
+/// The exit code of a command: a failure if what it has printed is lost, as on a full disk.
 int after_output(int exit_code) {
   std::cout.flush();
   if (std::cout || exit_code != kExitGood) return exit_code;

@@ -1,13 +1,12 @@
 #include "tessera/trainer/agreement.h"
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/digest.h"
 #include "tessera/core/error.h"
-#include "tessera/trainer/launch.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 namespace {
@@ -17,35 +16,6 @@ constexpr std::size_t kMostDifferences = 6;
 constexpr std::size_t kMostValues = 4;
 
 constexpr const char* kAbsent = "not known";
-
-/// `own` of every process, by process; all are of one size.
-template <typename T>
-std::vector<T> gather(World& world, const std::vector<T>& own) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  const auto bytes = [](std::vector<T>& values) {
-    return TensorView(values.data(), DType::kUInt8,
-                      Shape{static_cast<std::int64_t>(values.size() * sizeof(T))});
-  };
-  std::mutex mutex;
-  std::vector<T> by_rank;
-  launch_ranks(world.groups(), [&](int, ProcessGroup& group) {
-    std::vector<T> mine = own;
-    std::vector<T> all(own.size() * static_cast<std::size_t>(group.size()));
-    const auto device = make_cpu_device();
-    const auto stream = device->create_stream({.name = "agreement"});
-    group.all_gather(bytes(mine), bytes(all), *stream);
-    stream->synchronize();
-    const std::lock_guard lock(mutex);
-    by_rank = std::move(all);
-  });
-  std::vector<T> by_process;
-  for (int p = 0; p < world.processes(); ++p) {
-    const auto first =
-        by_rank.begin() + static_cast<std::ptrdiff_t>(own.size()) * p * world.local_ranks();
-    by_process.insert(by_process.end(), first, first + static_cast<std::ptrdiff_t>(own.size()));
-  }
-  return by_process;
-}
 
 /// Until all processes have got this far. One that fails here has left with what it came for.
 void meet_again(World& world) {
@@ -152,14 +122,11 @@ std::string describe_differences(const std::vector<std::string>& texts, int each
 
 }  // namespace
 
-std::vector<std::string> gather_texts(World& world, const std::string& own) {
-  const std::vector<std::size_t> sizes = gather(world, std::vector<std::size_t>{own.size()});
-  std::vector<char> padded(std::max<std::size_t>(std::ranges::max(sizes), 1));
-  std::ranges::copy(own, padded.begin());
-  const std::vector<char> all = gather(world, padded);
+std::vector<std::string> gather_texts(const World& world, const std::string& own) {
+  const std::vector<std::string> by_rank = gather_ranks(world, [&](int) { return own; });
   std::vector<std::string> texts;
-  for (std::size_t p = 0; p < sizes.size(); ++p) {
-    texts.emplace_back(all.data() + p * padded.size(), sizes[p]);
+  for (int p = 0; p < world.processes(); ++p) {
+    texts.push_back(by_rank[static_cast<std::size_t>(p * world.local_ranks())]);
   }
   return texts;
 }
@@ -169,8 +136,7 @@ void require_agreement(World& world, const std::vector<NamedText>& own) {
   const std::string text = to_text(own);
   Digest digest;
   digest.add(text);
-  const std::vector<std::uint64_t> digests =
-      gather(world, std::vector<std::uint64_t>{digest.value()});
+  const auto digests = gather_ranks(world, [&](int) { return digest.value(); });
   if (std::ranges::adjacent_find(digests, std::ranges::not_equal_to()) == digests.end()) return;
   const std::string differences =
       describe_differences(gather_texts(world, text), world.local_ranks());

@@ -3,16 +3,16 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gather.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-/// What only this process knows of its ranks' files.
+/// The hashes of its ranks' files, which only this process knows.
 std::string hashes_of(const std::vector<RankSave*>& saves) {
   std::string bytes;
   for (const RankSave* save : saves) {
@@ -109,7 +109,7 @@ SavePart CheckpointSaver::part_of_all() {
   SavePart all = together();
   crew_.run([&](RankSeat& seat) {
     if (seat.leaders == nullptr) return;
-    parts = gather_bytes(*seat.leaders, all);
+    parts = gather(*seat.leaders, all);
     all = together();
   });
   return all;
@@ -130,7 +130,7 @@ void CheckpointSaver::give_up() {
   if (world != nullptr && world->processes() > 1) {
     crew_.run([&](RankSeat& seat) {
       if (seat.leaders == nullptr) return;
-      for (const std::string& text : gather_strings(*seat.leaders, error)) {
+      for (const std::string& text : gather(*seat.leaders, error)) {
         if (error.empty()) error = text;
       }
     });
@@ -152,7 +152,7 @@ void CheckpointSaver::start_publishing() {
   if (world != nullptr && world->processes() > 1) {
     crew_.run([&](RankSeat& seat) {
       if (seat.leaders == nullptr) return;
-      hashes = gather_strings(*seat.leaders, hashes_of(saves_));
+      hashes = gather(*seat.leaders, hashes_of(saves_));
     });
   }
   forget_tasks();

@@ -40,9 +40,9 @@ class CheckpointSaver {
   void copy();
   /// Begins to write what a step has copied.
   void write();
-  /// What has become of the checkpoint in flight; nothing while it is. Throws as begin().
+  /// Gives the record of the checkpoint that was in flight; nothing while it is. Throws as begin().
   std::optional<SaveRecord> poll();
-  /// The same, once it is over.
+  /// Waits for the record.
   SaveRecord finish();
 
  private:

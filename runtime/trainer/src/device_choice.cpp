@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-/// Of an enumeration that counts from 0.
+/// The names of an enumeration that counts from 0.
 template <typename E, std::size_t kCount>
 std::string_view name_of(E value, const std::array<std::string_view, kCount>& names) {
   const auto index = static_cast<std::size_t>(value);

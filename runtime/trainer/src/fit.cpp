@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/trainer/byte_size.h"
@@ -51,7 +52,7 @@ TrainerOptions with_value(const TrainerOptions& options, const std::string& sett
   return changed;
 }
 
-/// What a setting may become: nothing goes to a disk without --offload-path.
+/// The values that a setting may become: nothing goes to a disk without --offload-path.
 std::vector<std::string> values_to_try(const FitAxis& axis, const TrainerOptions& options,
                                        const std::vector<std::string>& kept) {
   if (is_kept(kept, axis.setting)) return {row_of(axis.setting).read(options).get<std::string>()};
@@ -78,17 +79,6 @@ std::vector<std::vector<std::string>> combinations(const TrainerOptions& options
     all = std::move(longer);
   }
   return all;
-}
-
-/// Seconds of a step on the devices of the cluster's profile, whatever the run's own are.
-double predicted_seconds(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                         const Cluster& cluster) {
-  const bool is_gpu = cluster.profile.device == "cuda";
-  TrainerOptions timed = plan.options;
-  timed.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  return simulate_step({&plan.schedule, &source}, plan.layout, model, executor_options(timed),
-                       cluster)
-      .seconds;
 }
 
 std::optional<FitExcess> excess_of(const FitCandidate& candidate, const FitRequest& request) {
@@ -119,6 +109,19 @@ void sort(std::vector<FitCandidate>& candidates) {
 }
 
 }  // namespace
+
+std::optional<std::size_t> first_fit(const FitSearch& search) {
+  for (std::size_t i = 0; i < search.candidates; ++i) {
+    try {
+      const std::optional<TrainerOptions> options = search.options(i);
+      if (options && search.takes(i, make_training_plan(search.inputs, *options))) return i;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig || !search.refused) throw;
+      search.refused(error);
+    }
+  }
+  return std::nullopt;
+}
 
 std::string to_string(const FitExcess& excess) {
   return concat(excess.memory, " memory: ", format_bytes(excess.bytes), " too much");
@@ -152,7 +155,7 @@ TrainerOptions with_fit(const TrainerOptions& options, const std::vector<std::st
 
 namespace {
 
-/// What a step does, whatever options led to it.
+/// The text of a step's actions, whatever options led to it.
 std::string text_without_policy(Schedule schedule) {
   PlanOptions plain{.purpose = schedule.purpose,
                     .mesh = schedule.mesh,
@@ -167,36 +170,50 @@ std::string text_without_policy(Schedule schedule) {
 
 }  // namespace
 
-FitChoice choose_fit(const Model& model, const BatchSource& source, const TrainerOptions& options,
-                     const FitRequest& request, const BatchSource* evaluation) {
+SimulatedStep predict_step(const TrainingPlan& plan, const Cluster& cluster) {
+  TrainerOptions timed = plan.options;
+  timed.device = cluster.profile.device == "cuda" ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+  return simulate_step({&plan.schedule, &plan.inputs.source}, plan.layout, plan.inputs.model,
+                       executor_options(timed), cluster);
+}
+
+FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
+                     const FitRequest& request) {
   TrainerOptions here = options;
   here.trace = {};  // decides nothing of memory or virtual time
   FitChoice choice;
+  const auto all = combinations(here, request.kept);
   std::set<std::size_t> schedules;  // hashes of their texts
   std::string refusal;
-  for (const auto& values : combinations(here, request.kept)) {
-    try {
-      const TrainerOptions changed = with_fit(here, values, request.kept);
-      const TrainerOptions full = resolved(changed);
-      const ModelLayout layout = make_layout(model, full);
-      const std::string text =
-          text_without_policy(plan(layout, plan_options(full, model, layout, source)));
-      if (!schedules.insert(std::hash<std::string>{}(text)).second) continue;
-      const TrainingPlan plan = make_training_plan(model, source, changed, evaluation);
-      FitCandidate candidate{.values = values, .options = changed};
-      candidate.device_bytes = device_bytes(plan);
-      candidate.host_bytes = plan.host_memory.total;
-      candidate.excess = excess_of(candidate, request);
-      if (!candidate.excess) {
-        candidate.step_seconds = predicted_seconds(plan, model, source, request.cluster);
-      }
-      choice.candidates.push_back(std::move(candidate));
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kConfig) throw;
-      if (refusal.empty()) refusal = error.what();
-      ++choice.refused;
-    }
-  }
+  const auto options_of = [&](std::size_t i) -> std::optional<TrainerOptions> {
+    TrainerOptions changed = with_fit(here, all[i], request.kept);
+    const TrainerOptions full = resolved(changed);
+    const ModelLayout layout = make_layout(inputs.model, full);
+    const std::string text = text_without_policy(plan(layout, plan_options(full, inputs, layout)));
+    if (!schedules.insert(std::hash<std::string>{}(text)).second) return std::nullopt;
+    return changed;
+  };
+  first_fit({.inputs = inputs,
+             .candidates = all.size(),
+             .options = options_of,
+             .takes =
+                 [&](std::size_t i, const TrainingPlan& plan) {
+                   FitCandidate candidate{.values = all[i],
+                                          .options = with_fit(here, all[i], request.kept),
+                                          .device_bytes = device_bytes(plan),
+                                          .host_bytes = plan.host_memory.total};
+                   candidate.excess = excess_of(candidate, request);
+                   if (!candidate.excess) {
+                     candidate.step_seconds = predict_step(plan, request.cluster).seconds;
+                   }
+                   choice.candidates.push_back(std::move(candidate));
+                   return false;  // all are listed
+                 },
+             .refused =
+                 [&](const Error& error) {
+                   if (refusal.empty()) refusal = error.what();
+                   ++choice.refused;
+                 }});
   require(!choice.candidates.empty(), ErrorCode::kConfig, refusal);
   sort(choice.candidates);
   const FitCandidate& best = choice.best();
@@ -211,8 +228,8 @@ FitChoice choose_fit(const Model& model, const BatchSource& source, const Traine
   std::size_t timed = 0;
   for (FitCandidate& candidate : choice.candidates) {
     if (candidate.step_seconds || timed == kTimedMisses) continue;
-    const TrainingPlan plan = make_training_plan(model, source, candidate.options, evaluation);
-    candidate.step_seconds = predicted_seconds(plan, model, source, request.cluster);
+    candidate.step_seconds =
+        predict_step(make_training_plan(inputs, candidate.options), request.cluster).seconds;
     ++timed;
   }
   return choice;

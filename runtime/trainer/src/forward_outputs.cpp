@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string>
 
-#include "gather.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 
@@ -28,9 +28,9 @@ void ForwardOutputs::add(std::int64_t first, const Shape& shape, std::span<const
 void ForwardOutputs::exchange(ProcessGroup& leaders) {
   const std::string own(reinterpret_cast<const char*>(values_.data()),
                         values_.size() * sizeof(float));
-  const std::vector<std::string> values = gather_strings(leaders, own);
+  const std::vector<std::string> values = gather(leaders, own);
   const std::vector<std::string> here =
-      gather_strings(leaders, std::string(is_here_.begin(), is_here_.end()));
+      gather(leaders, std::string(is_here_.begin(), is_here_.end()));
   const std::size_t bytes = static_cast<std::size_t>(of_sample()) * sizeof(float);
   for (std::size_t process = 0; process < values.size(); ++process) {
     for (std::size_t sample = 0; sample < here[process].size(); ++sample) {

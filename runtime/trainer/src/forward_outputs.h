@@ -11,14 +11,14 @@
 
 namespace tessera {
 
-/// What ranks have predicted for the samples of Session::forward, put together in their order.
+/// The predictions of all ranks for the samples of Session::forward, put together in their order.
 class ForwardOutputs {
  public:
   ForwardOutputs(std::int64_t samples, std::int64_t micro_batch)
       : samples_(samples), micro_batch_(micro_batch) {}
 
-  /// Of a micro-batch from sample `first` on; by any rank's thread. Throws Error{kInvalidArgument}
-  /// if the last layer has not returned as many numbers for each sample.
+  /// Adds a micro-batch from sample `first` on; by any rank's thread. Throws
+  /// Error{kInvalidArgument} if the last layer has not returned as many numbers for each sample.
   void add(std::int64_t first, const Shape& shape, std::span<const float> values);
   /// Adds what the other processes have. Collective, of the leaders.
   void exchange(ProcessGroup& leaders);

@@ -25,14 +25,16 @@ constexpr std::int64_t kKernelBytes = 256 * kMiB;
 /// Up to 4 KiB of parameters, and as much again for the launch. Before CUDA 12.4 and driver 550,
 /// which CUDA 13 does not run on, it was 64 KiB (PyTorch's documentation of CUDAGraph Trees).
 constexpr std::int64_t kGraphNodeBytes = 8 * kKiB;
-/// Of a pass through a layer: more than a block of the GPT has, fewer than a loss in many chunks.
+/// The nodes of a pass through a layer: more than a block of the GPT has, fewer than a loss in many
+/// chunks.
 constexpr std::int64_t kNodesPerPass = 24;
-/// Of any other action: a collective and what converts beside it, or an optimizer step.
+/// The nodes of any other action: a collective and its conversions, or an optimizer step.
 constexpr std::int64_t kNodesPerAction = 4;
 
-/// Of a channel to one neighbour: LL, LL128 and Simple (DEFAULT_*_BUFFSIZE in NCCL's init.cc).
+/// The buffers of a channel to one neighbour: LL, LL128 and Simple (DEFAULT_*_BUFFSIZE in NCCL's
+/// init.cc).
 constexpr std::int64_t kChannelBytes = 512 * kKiB + 4'915'200 + 4 * kMiB;
-/// What NCCL logs for a ring over the NVLink of eight H100.
+/// NCCL logs so many channels for a ring over the NVLink of eight H100.
 constexpr std::int64_t kChannels = 24;
 /// For NVLink SHARP (NCCL's transport/nvls.cc): to and from each GPU of the node, 16 channels with
 /// 8 steps of 128 KiB.

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// What RunLog::run writes before the settings.
+/// The keys that RunLog::run writes before the settings.
 constexpr std::array<std::string_view, 6> kRunKeys{"kind", "version", "numerics",
                                                    "date", "host",    "parameters"};
 

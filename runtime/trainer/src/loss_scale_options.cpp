@@ -11,7 +11,7 @@ namespace {
 
 using Kind = LossScaleChoice::Kind;
 
-/// What a dialect has, where nothing else is said; what is absent it does not have.
+/// The options of a dialect where nothing else is said; it lacks those that are absent.
 LossScaleOptions defaults_of(LossScaleDialect dialect) {
   constexpr double k16 = 65536.0, k32 = 4294967296.0;
   switch (dialect) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "divisors.h"
+#include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -70,7 +71,7 @@ std::vector<std::int64_t> ever_smaller(std::int64_t number, std::int64_t limit,
   return chosen;
 }
 
-/// The same samples per step in smaller micro-batches.
+/// Keeps the samples per step, in smaller micro-batches.
 void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
   const std::int64_t samples = base.options.micro_batch * base.options.accumulate;
   const std::int64_t smallest = (samples + kMaxAccumulate - 1) / kMaxAccumulate;
@@ -84,7 +85,7 @@ void add_micro_batches(const Remedy& base, std::vector<Remedy>& remedies) {
   }
 }
 
-/// The same samples per step on fewer ranks: fewer copies of what is not sharded, and of
+/// Keeps the samples per step, on fewer ranks: fewer copies of what is not sharded, and of
 /// activations.
 void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
   const SampleDivision division = sample_division(base.options);
@@ -129,20 +130,23 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
   return remedies;
 }
 
-std::optional<std::string> first_that_fits(const TrainingPlan& plan, const Model& model,
-                                           const BatchSource& source, std::int64_t available,
+std::optional<std::string> first_that_fits(const TrainingPlan& plan, std::int64_t available,
                                            std::int64_t& smallest) {
-  for (const Remedy& remedy : remedies_for(plan.options)) {
-    const std::int64_t allowed = allowed_per_rank(remedy.options, available);
-    try {
-      const std::int64_t total = make_training_plan(model, source, remedy.options).memory.total;
-      smallest = std::min(smallest, total);
-      if (total <= allowed) return remedy.words + concat(" (", format_bytes(total), " per rank)");
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kConfig) throw;  // else it is no remedy: too many micro-steps
-    }
-  }
-  return std::nullopt;
+  const std::vector<Remedy> remedies = remedies_for(plan.options);
+  std::int64_t total = 0;
+  const auto found =
+      first_fit({.inputs = plan.inputs,
+                 .candidates = remedies.size(),
+                 .options = [&](std::size_t i) { return std::optional(remedies[i].options); },
+                 .takes =
+                     [&](std::size_t i, const TrainingPlan& other) {
+                       total = other.memory.total;
+                       smallest = std::min(smallest, total);
+                       return total <= allowed_per_rank(remedies[i].options, available);
+                     },
+                 .refused = [](const Error&) {}});  // it is no remedy: too many micro-steps
+  if (!found) return std::nullopt;
+  return concat(remedies[*found].words, " (", format_bytes(total), " per rank)");
 }
 
 std::string by_category(const MemoryPeak& peak) {
@@ -156,11 +160,10 @@ std::string by_category(const MemoryPeak& peak) {
   return text;
 }
 
-/// What to change, and what that would cost; what to do if nothing is enough.
-std::string remedy(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                   std::int64_t available, bool over_limit) {
+/// Names the change that would fit, and its cost, or the way out if none is enough.
+std::string remedy(const TrainingPlan& plan, std::int64_t available, bool over_limit) {
   std::int64_t smallest = plan.memory.total;
-  const auto fitting = first_that_fits(plan, model, source, available, smallest);
+  const auto fitting = first_that_fits(plan, available, smallest);
   if (fitting) return "this would fit: " + *fitting;
   const std::string nothing =
       concat("no strategy, recomputation",
@@ -195,8 +198,7 @@ std::string needs(const TrainingPlan& plan) {
 
 }  // namespace
 
-void require_memory(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                    std::int64_t available_bytes) {
+void require_memory(const TrainingPlan& plan, std::int64_t available_bytes) {
   const TrainerOptions& options = plan.options;
   const std::int64_t allowed = allowed_per_rank(options, available_bytes);
   if (plan.memory.total <= allowed) return;
@@ -208,7 +210,7 @@ void require_memory(const TrainingPlan& plan, const Model& model, const BatchSou
                  : concat(together(plan), ", more than the ", format_bytes(available_bytes), " ",
                           where_free(options));
   fail(ErrorCode::kOutOfMemory, needs(plan), excess, "; ",
-       remedy(plan, model, source, available_bytes, over_limit));
+       remedy(plan, available_bytes, over_limit));
 }
 
 std::string tight_memory_note(const TrainingPlan& plan, std::int64_t available_bytes) {
@@ -223,14 +225,13 @@ std::string tight_memory_note(const TrainingPlan& plan, std::int64_t available_b
                 "does a smaller `micro_batch` or `policy.recompute` full");
 }
 
-std::string memory_advice(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-                          std::int64_t available_bytes) {
+std::string memory_advice(const TrainingPlan& plan, std::int64_t available_bytes) {
   const std::int64_t allowed = allowed_per_rank(plan.options, available_bytes);
   const std::string now = concat("by the plan ", needs(plan), ", and without this run ",
                                  format_bytes(allowed), " per rank are free now");
   if (plan.memory.total > allowed) {
     return concat(now, ": others have taken memory since the run was planned; ",
-                  remedy(plan, model, source, available_bytes, false));
+                  remedy(plan, available_bytes, false));
   }
   return now +
          ": it should fit, unless others take memory at times, or libraries need much beside the "

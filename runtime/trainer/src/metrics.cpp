@@ -27,7 +27,7 @@ constexpr int kGpuProducts = 6;  // between two looks at the clock: launching ta
 constexpr std::chrono::milliseconds kWindow{20};
 constexpr int kWindows = 8;  // the best counts: others may have disturbed one
 
-/// What one rank did in one window.
+/// The measurements of one rank in one window.
 struct Window {
   Clock::time_point begin;
   Clock::time_point end;

@@ -69,7 +69,7 @@ void OutputFile::write(std::string_view bytes) {
     written_ += static_cast<std::int64_t>(bytes.size());
     return;
   }
-  // What cannot be taken back stays: the error of the write is the one to tell.
+  // Bytes that cannot be taken back stay: the error of the write is the one to tell.
   if (is_regular_ && ftruncate(descriptor_, written_) == 0) {
     lseek(descriptor_, written_, SEEK_SET);
   }

@@ -50,7 +50,7 @@ class ParameterHash::Impl {
   }
 
  private:
-  /// What waits is hashed first.
+  /// Bytes that wait are hashed first.
   void end() {
     {
       const std::lock_guard lock(mutex_);

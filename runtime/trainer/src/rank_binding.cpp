@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "gather.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/usable_cores.h"
-#include "tessera/trainer/launch.h"
+#include "tessera/trainer/gather.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera {
@@ -27,7 +26,7 @@ std::string gpu_bus_id(const TrainerOptions& options, int rank) {
   return gpu < gpus.size() ? gpus[gpu].pci : "";
 }
 
-/// Of the ranks on this machine, in order, with the caller's first one at `own`.
+/// The places of the ranks on this machine, in order, with the caller's first one at `own`.
 std::vector<Place> places_here(const TrainerOptions& options, std::size_t& own) {
   const std::string cpus = to_string(usable_cpus());
   std::vector<Place> here;
@@ -37,16 +36,13 @@ std::vector<Place> places_here(const TrainerOptions& options, std::size_t& own) 
     return here;
   }
   const World& world = *options.world;
-  std::vector<std::vector<std::string>> all(world.groups().size());
-  launch_ranks(world.groups(), [&](int rank, ProcessGroup& group) {
-    all[static_cast<std::size_t>(rank - world.first_rank())] =
-        gather_strings(group, concat(cpus, " ", gpu_bus_id(options, rank), " "));
-  });
+  const std::vector<std::string> all = gather_ranks(
+      world, [&](int rank) { return concat(cpus, " ", gpu_bus_id(options, rank), " "); });
   own = static_cast<std::size_t>(world.first_local_rank());
   const int machine = world.machine_of(world.first_rank());
   for (int rank = 0; rank < world.size(); ++rank) {
     if (world.machine_of(rank) != machine) continue;
-    const std::string& text = all.front()[static_cast<std::size_t>(rank)];
+    const std::string& text = all[static_cast<std::size_t>(rank)];
     const std::size_t first = text.find(' ');
     const std::size_t second = text.find(' ', first + 1);
     here.push_back({text.substr(0, first), text.substr(first + 1, second - first - 1)});

@@ -59,9 +59,8 @@ void RankCrew::note_failure(int rank) {
   }
 }
 
-RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
-                   const std::vector<Program>& programs, int number, ProcessGroup& world,
-                   FlightRecorder& recorder)
+RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<Program>& programs, int number,
+                   ProcessGroup& world, FlightRecorder& recorder)
     : rank(number),
       device(make_rank_device(plan.options, rank, pinned_bytes(plan))),
       memory(*device, plan.options.memory_limit_bytes),
@@ -69,12 +68,11 @@ RankSeat::RankSeat(const TrainingPlan& plan, const Model& model,
       leaders(split_leaders(plan.options, rank)),
       state(plan.layout, state_options(plan.schedule), rank, memory, disk_options(plan.options),
             plan.options.host_work.get()),
-      executor(state, model, programs, groups, memory, executor_options_of(plan, recorder)) {}
+      executor(state, plan.inputs.model, programs, groups, memory,
+               executor_options_of(plan, recorder)) {}
 
-RankCrew::RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,
-                   DumpWriter& dumps)
+RankCrew::RankCrew(const TrainingPlan& plan, std::vector<Program> programs, DumpWriter& dumps)
     : plan_(plan),
-      model_(model),
       programs_(std::move(programs)),
       dumps_(dumps),
       first_rank_(dumps.first_rank()),
@@ -122,7 +120,7 @@ RankCrew::~RankCrew() {
 
 void RankCrew::serve(int rank, ProcessGroup& world) {
   bind_rank(plan_.options, rank);  // first: what it starts and touches is bound with it
-  RankSeat seat(plan_, model_, programs_, rank, world, dumps_.recorder(rank));
+  RankSeat seat(plan_, programs_, rank, world, dumps_.recorder(rank));
   for (std::int64_t next = 1;; ++next) {
     std::unique_lock lock(mutex_);
     if (++done_ == local_ranks_) changed_.notify_all();

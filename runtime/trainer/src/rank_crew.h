@@ -19,8 +19,8 @@ namespace tessera {
 
 /// One rank at work: what its thread owns. Members are destroyed in reverse order.
 struct RankSeat {
-  RankSeat(const TrainingPlan& plan, const Model& model, const std::vector<Program>& programs,
-           int rank, ProcessGroup& world, FlightRecorder& recorder);
+  RankSeat(const TrainingPlan& plan, const std::vector<Program>& programs, int rank,
+           ProcessGroup& world, FlightRecorder& recorder);
 
   int rank;
   std::unique_ptr<Device> device;
@@ -38,8 +38,7 @@ class RankCrew {
  public:
   /// Starts them; returns when all have taken their seats. Rethrows what kept one from it.
   /// `dumps` keeps what they do.
-  RankCrew(const TrainingPlan& plan, const Model& model, std::vector<Program> programs,
-           DumpWriter& dumps);
+  RankCrew(const TrainingPlan& plan, std::vector<Program> programs, DumpWriter& dumps);
   /// Ends them.
   ~RankCrew();
   RankCrew(const RankCrew&) = delete;
@@ -61,7 +60,6 @@ class RankCrew {
   void wait_until_done();
 
   const TrainingPlan& plan_;
-  const Model& model_;
   const std::vector<Program> programs_;
   DumpWriter& dumps_;
   const int first_rank_;

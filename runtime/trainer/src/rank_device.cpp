@@ -12,6 +12,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/gather.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/rank_binding.h"
 
@@ -60,40 +61,19 @@ struct Seat {
   std::array<char, 64> id{};  ///< of the GPU as NCCL tells them apart, the same in all processes
 };
 
-std::vector<Seat> seats_of_process(const TrainerOptions& options) {
-  std::vector<Seat> seats(options.world->groups().size());
+/// The seats of all ranks.
+std::vector<Seat> gather_seats(const TrainerOptions& options) {
   const std::vector<CudaGpu> gpus = cuda_status().gpus;
+  const auto count = static_cast<int>(gpus.size());
   // Processes that say so are hosts to NCCL, which then lets them share a GPU: for tests.
   const char* const host = std::getenv("NCCL_HOSTID");
-  for (std::size_t i = 0; i < seats.size(); ++i) {
-    const int rank = options.world->first_rank() + static_cast<int>(i);
-    seats[i] = {.gpu = gpu_of_rank(options, rank, static_cast<int>(gpus.size())),
-                .gpus = static_cast<int>(gpus.size())};
-    const std::string& gpu = gpus[static_cast<std::size_t>(seats[i].gpu)].uuid;
+  return gather_ranks(*options.world, [&](int rank) {
+    Seat seat{.gpu = gpu_of_rank(options, rank, count), .gpus = count};
+    const std::string& gpu = gpus[static_cast<std::size_t>(seat.gpu)].uuid;
     const std::string id = host == nullptr ? gpu : concat(gpu, "@", host);
-    id.copy(seats[i].id.data(), seats[i].id.size() - 1);
-  }
-  return seats;
-}
-
-/// Of all ranks.
-std::vector<Seat> gather_seats(const TrainerOptions& options) {
-  const auto view = [](Seat* seats, std::size_t count) {
-    return TensorView(reinterpret_cast<std::uint8_t*>(seats), DType::kUInt8,
-                      Shape{static_cast<std::int64_t>(count * sizeof(Seat))});
-  };
-  std::vector<Seat> mine = seats_of_process(options);
-  const std::size_t ranks = static_cast<std::size_t>(options.world->size());
-  std::vector<std::vector<Seat>> all(mine.size(), std::vector<Seat>(ranks));
-  const auto device = make_cpu_device();
-  std::vector<std::unique_ptr<Stream>> streams;  // a rank each: they wait for one another
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    streams.push_back(device->create_stream({}));
-    options.world->groups()[i]->all_gather(view(&mine[i], 1), view(all[i].data(), ranks),
-                                           *streams[i]);
-  }
-  for (const auto& stream : streams) stream->synchronize();
-  return all.front();
+    id.copy(seat.id.data(), seat.id.size() - 1);
+    return seat;
+  });
 }
 
 void check_seats(const TrainerOptions& options, const std::vector<Seat>& seats) {

@@ -32,7 +32,7 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
   return own;
 }
 
-/// Of the other settings those that decide the bits of steps to come, or who computes them.
+/// The other settings that decide the bits of steps to come, or who computes them.
 std::vector<NamedText> describe_options(const TrainerOptions& options) {
   const std::vector<std::string> names{
       "ranks",       "strategy",        "replicas",      "micro_batch",
@@ -85,7 +85,7 @@ std::string differences(const std::vector<NamedText>& saved, const std::vector<N
   return text;
 }
 
-/// What becomes of the loss scaler; "" where there is none to speak of.
+/// Says how the loss scaler goes on; "" where there is none.
 std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
   const std::optional<LossScaling> now = loss_scaling(options.loss_scale);
   if (now && !saved.loss_scaler) {
@@ -139,11 +139,11 @@ void require_no_checkpoints(const CheckpointOptions& options) {
 
 }  // namespace
 
-Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchSource& source) {
+Manifest describe_run(const TrainingPlan& plan) {
   Manifest manifest;
-  manifest.model = model.configuration;
-  manifest.model.push_back(identity_of_model(model));
-  manifest.data = identity_of(source, plan.options);
+  manifest.model = plan.inputs.model.configuration;
+  manifest.model.push_back(identity_of_model(plan.inputs.model));
+  manifest.data = identity_of(plan.inputs.source, plan.options);
   manifest.optimizer = identity_of_optimizer(plan.options);
   manifest.run = describe_options(plan.options);
   manifest.run.push_back({kNumerics, concat(kNumericsVersion)});
@@ -152,8 +152,7 @@ Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchS
   return manifest;
 }
 
-ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
-                               const BatchSource& source,
+ResumeChoice find_resume_point(const TrainingPlan& plan,
                                const std::vector<DamagedCheckpoint>& unreadable) {
   const CheckpointOptions& options = plan.options.checkpoints;
   const WholeCheckpoint found = find_resumed(options, unreadable);
@@ -173,7 +172,7 @@ ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
                                             std::filesystem::path(kManifestName));
   point->manifest = read_manifest(path);
   const Manifest& saved = point->manifest;
-  Manifest now = describe_run(plan, model, source);
+  Manifest now = describe_run(plan);
   const auto compare = [&](const char* what, const char* flag, bool allowed, const auto& member) {
     if ((saved.*member).empty()) return;  // of no run: see ParameterCheckpoint
     const std::string text = differences(saved.*member, now.*member);

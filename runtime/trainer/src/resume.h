@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// What a checkpoint of this run says of it; its files and its position are left open.
-Manifest describe_run(const TrainingPlan& plan, const Model& model, const BatchSource& source);
+/// The manifest of this run's checkpoints, without their files and position.
+Manifest describe_run(const TrainingPlan& plan);
 
 struct ResumeChoice {
   std::shared_ptr<const ResumePoint> point{};  ///< null: the run begins at step 0
@@ -24,8 +24,7 @@ struct ResumeChoice {
 /// taken from it and on what differs. Throws Error{kConfig} that names what must not differ, both
 /// values and the option that allows it, or what is damaged in each checkpoint if none is whole,
 /// and Error{kNotFound}.
-ResumeChoice find_resume_point(const TrainingPlan& plan, const Model& model,
-                               const BatchSource& source,
+ResumeChoice find_resume_point(const TrainingPlan& plan,
                                const std::vector<DamagedCheckpoint>& unreadable = {});
 
 /// Throws in all processes unless they have found the same. Every process must call it.

@@ -7,9 +7,9 @@
 #include <ctime>
 #include <functional>
 
-#include "gather.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 namespace {
@@ -46,9 +46,9 @@ RunOrigin meet(ProcessGroup* leaders) {
     const Introduction only = introduction();
     return {.name = name_of(only), .began = only.wall_seconds};
   }
-  gather_bytes(*leaders, char{0});
+  gather(*leaders, char{0});
   const Introduction own = introduction();
-  const Introduction first = gather_bytes(*leaders, own).front();
+  const Introduction first = gather(*leaders, own).front();
   return {.name = name_of(first),
           .clock_ahead = own.host == first.host ? 0.0 : own.wall_seconds - first.wall_seconds,
           .began = first.wall_seconds};

@@ -46,7 +46,7 @@ std::string allowed_range(const Setting& setting) {
              : concat("at most ", show_bound(setting, setting.maximum));
 }
 
-/// The same of a number that not even an int64 holds.
+/// The allowed range, for a number that not even an int64 holds.
 std::string allowed_integers(const Setting& setting) {
   const double low = setting.minimum;
   const double high = setting.maximum;

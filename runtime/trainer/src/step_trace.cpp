@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "gather.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_requests.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 namespace {
@@ -18,9 +18,8 @@ StepRange steps_of_run(const TrainerOptions& options, std::int64_t done) {
 }
 
 /// By program: each rank's along a step.
-std::vector<StepMemory> memory_of(const TrainingPlan& plan, const Model& model,
-                                  const std::vector<Program>& programs) {
-  return simulate(programs, plan.layout, model, plan_options(plan.options).state(),
+std::vector<StepMemory> memory_of(const TrainingPlan& plan, const std::vector<Program>& programs) {
+  return simulate(programs, plan.layout, plan.inputs.model, plan_options(plan.options).state(),
                   executor_options(plan.options))
       .step_memory;
 }
@@ -64,12 +63,12 @@ TraceFile::~TraceFile() {
   }
 }
 
-StepTrace::StepTrace(const TrainingPlan& plan, std::int64_t done, const Model& model,
+StepTrace::StepTrace(const TrainingPlan& plan, std::int64_t done,
                      const std::vector<Program>& programs, const DumpWriter& dumps)
     : plan_(plan),
       first_rank_(dumps.first_rank()),
       range_(steps_to_trace(plan.options, done)),
-      trace_(dumps, memory_of(plan, model, programs)),
+      trace_(dumps, memory_of(plan, programs)),
       file_(plan.options.trace.file) {}
 
 void StepTrace::append(const std::string& lines) {
@@ -80,7 +79,7 @@ void StepTrace::write(ProcessGroup* leaders) {
   std::string lines = trace_.take();
   if (leaders != nullptr) {
     std::string all;
-    for (const std::string& part : gather_strings(*leaders, std::move(lines))) {
+    for (const std::string& part : gather(*leaders, std::move(lines))) {
       if (part.empty()) continue;
       if (!all.empty()) all += kTraceComma;
       all += part;

@@ -37,11 +37,11 @@ class TraceFile {
 class StepTrace {
  public:
   /// All but the options outlive it. `done`: steps before the run. `programs`: of the session.
-  StepTrace(const TrainingPlan& plan, std::int64_t done, const Model& model,
-            const std::vector<Program>& programs, const DumpWriter& dumps);
+  StepTrace(const TrainingPlan& plan, std::int64_t done, const std::vector<Program>& programs,
+            const DumpWriter& dumps);
 
   bool of_evaluation() const { return plan_.options.trace.of_evaluation; }
-  /// Of a step or a batch, counted from 0.
+  /// Whether a step or a batch, counted from 0, is traced.
   bool wants(std::int64_t step) const { return range_.first <= step + 1 && step < range_.last; }
   bool wants_step(std::int64_t step) const { return !of_evaluation() && wants(step); }
   /// On each rank's thread, when a step that is wanted is over.

@@ -7,65 +7,16 @@
 #include <utility>
 
 #include "best_evaluation.h"
-#include "chosen_samples.h"
 #include "plan_here.h"
-#include "resume.h"
-#include "step_trace.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_writer.h"
 #include "tessera/sharding/account.h"
-#include "tessera/trainer/agreement.h"
-#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/parameter_hash.h"
-#include "tessera/trainer/rank_binding.h"
-#include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/session.h"
 
 namespace tessera {
 
 namespace {
-
-/// What `body` gives. If it throws, the other processes must not wait for this one.
-template <typename Body>
-auto telling_others(const std::shared_ptr<World>& world, const Body& body) {
-  try {
-    return body();
-  } catch (const std::exception& error) {
-    if (world != nullptr) {
-      world->groups().front()->abort(
-          concat("rank ", world->first_rank(), " failed: ", error.what()));
-    }
-    throw;
-  }
-}
-
-/// All processes of a run must have come here for the same run.
-void compare_processes(const Model& model, const BatchSource& source, const TrainerOptions& options,
-                       const BatchSource* evaluation) {
-  if (options.world == nullptr || options.world->processes() == 1) return;
-  const auto own = telling_others(options.world, [&] {
-    TrainerOptions here = resolved(options);
-    here.device = resolved_device(here.device);
-    std::vector<NamedText> all = identity_of_options(here);
-    all.insert(all.begin(), identity_of_program());
-    all.push_back(identity_of_model(model));
-    for (NamedText& value : identity_of_data(source, here)) all.push_back(std::move(value));
-    for (NamedText& value :
-         evaluation != nullptr
-             ? identity_of_data(FirstSamples(*evaluation, here.evaluation_samples), here)
-             : std::vector<NamedText>()) {
-      value.name = concat("evaluation ", value.name);
-      all.push_back(std::move(value));
-    }
-    return all;
-  });
-  require_agreement(*options.world, own);
-}
-
-/// True in rank 0's process.
-bool speaks(const TrainerOptions& options) {
-  return options.world == nullptr || options.world->first_rank() == 0;
-}
 
 Traffic times(const Traffic& traffic, std::int64_t steps) {
   Traffic result = traffic;
@@ -77,13 +28,6 @@ Traffic times(const Traffic& traffic, std::int64_t steps) {
   result.to_disk_bytes *= steps;
   result.from_disk_bytes *= steps;
   return result;
-}
-
-/// Before it is looked for checkpoints: no other run may add any.
-void lock_folder(TrainingPlan& plan) {
-  const CheckpointOptions& options = plan.options.checkpoints;
-  plan.folder_lock = std::make_shared<FolderLock>(storage_of(options), options.folder);
-  if (!plan.folder_lock->note().empty()) plan.notes.push_back(plan.folder_lock->note());
 }
 
 /// A number; nan without the sign that some machines give it.
@@ -121,7 +65,7 @@ MemoryPeak highest(const MemoryPeak& a, const MemoryPeak& b) {
 /// Fewer steps than this are all there is to go by.
 constexpr std::int64_t kSteadySteps = 3;
 
-/// What the steps come to: as much for a million of them as for one.
+/// The sums over steps, of the same size for a million of them as for one.
 struct Totals {
   std::int64_t steps = 0;
   std::int64_t skipped_steps = 0;
@@ -175,7 +119,7 @@ TimelineSummary Totals::steady_timeline() const {
           .exposed_seconds = mean(&TimelineSummary::exposed_seconds)};
 }
 
-/// What a checkpoint copies to the host beside its step.
+/// The traffic of a checkpoint's copies to the host beside its step.
 Traffic copies_of_snapshot(const TrainingPlan& plan) {
   const Traffic with = account_traffic(plan.snapshot), without = account_traffic(plan.schedule);
   return {.to_host_bytes = with.to_host_bytes - without.to_host_bytes,
@@ -207,8 +151,9 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
 }
 
 /// The trained parameters and their hash, as far as they are wanted.
-void take_parameters(Session& session, const Model& model, TrainingSummary& summary,
+void take_parameters(Session& session, TrainingSummary& summary,
                      const Trainer::OnParameter& on_parameter) {
+  const Model& model = session.plan().inputs.model;
   const TrainerOptions& options = session.plan().options;
   if (!options.hash_parameters && !options.gather_parameters && !on_parameter) return;
   const bool tells = speaks(options);
@@ -226,64 +171,11 @@ void take_parameters(Session& session, const Model& model, TrainingSummary& summ
   if (hash) summary.parameters_sha256 = hash->finish();
 }
 
-/// Of what the CPU's ranks of this machine have: offloaded state, and the copies of all state while
-/// checkpoints are written. GPUs' ranks have theirs elsewhere.
-std::int64_t on_host(const TrainingPlan& plan) {
-  const std::int64_t disk_buffers =
-      plan.disk_bytes > 0 ? disk_buffer_bytes(disk_options(plan.options)) : 0;
-  return plan.options.device == DeviceChoice::kCpu
-             ? (plan.host_memory.total + plan.snapshot_bytes + disk_buffers) *
-                   ranks_on_host(plan.options)
-             : 0;
-}
-
 }  // namespace
-
-TrainingPlan plan_here(const Model& model, const BatchSource& source, const TrainerOptions& options,
-                       const BatchSource* evaluation) {
-  compare_processes(model, source, options, evaluation);
-  TrainingPlan plan = telling_others(options.world, [&] {
-    const TrainerOptions here = on_this_machine(options);
-    check_best_evaluation(here, evaluation != nullptr);
-    TrainingPlan made = make_training_plan(model, source, here, evaluation);
-    require(made.disk_bytes == 0 || !here.offload_path.empty(), ErrorCode::kConfig,
-            "optimizer state goes to disk, and nobody has said where: set `offload_path` to a "
-            "folder on it");
-    if (!here.gemm_table.empty()) {
-      if (here.device == DeviceChoice::kCuda) {
-        made.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
-      } else {
-        made.notes.emplace_back("`gemm_table` has no effect on the CPU");
-      }
-    }
-    for (std::string note : {sharing_note(here), binding_note(options, made.options)}) {
-      if (!note.empty()) made.notes.insert(made.notes.begin(), std::move(note));
-    }
-    const std::int64_t available = available_bytes(made.options) - on_host(made);
-    require_memory(made, model, source, available);
-    if (!here.trace.file.empty() && speaks(here)) check_writable(here.trace.file, "`trace.file`");
-    if (std::string note = tight_memory_note(made, available); !note.empty()) {
-      made.notes.push_back(std::move(note));
-    }
-    if (!here.checkpoints.folder.empty() && speaks(here)) lock_folder(made);
-    ResumeChoice resumed = find_resume_point(made, model, source);
-    made.resume = std::move(resumed.point);
-    for (std::string& note : resumed.notes) made.notes.push_back(std::move(note));
-    if (!here.trace.file.empty()) {
-      steps_to_trace(made.options, made.resume != nullptr ? made.resume->manifest.step : 0);
-    }
-    return made;
-  });
-  agree_on_resume_point(options, plan.resume.get());
-  return plan;
-}
 
 Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options,
                  const BatchSource* evaluation)
-    : model_(model),
-      source_(source),
-      evaluation_(evaluation),
-      plan_(plan_here(model, source, options, evaluation)) {}
+    : plan_(plan_here({model, source, evaluation}, options)) {}
 
 TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
                                const OnEvaluation& on_evaluation, const OnSave& on_save,
@@ -298,7 +190,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
   Totals totals;
   TrainingSummary summary;
   tell(plan_.notes);
-  Session session(plan_, model_, source_, evaluation_);
+  Session session(plan_);
   std::optional<EvaluationRecord> evaluation;
   const auto is_due = [](std::int64_t step, std::int64_t every) {
     return every > 0 && step % every == 0;
@@ -306,8 +198,7 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
   // Where a run is interrupted it is evaluated, too, and the run that goes on from there is not:
   // both must compare the same evaluations.
   const auto evaluates_after = [&](std::int64_t step) {
-    return evaluation_ != nullptr &&
-           (is_due(step, options.evaluate_every) || step == options.steps);
+    return plan_.evaluation && (is_due(step, options.evaluate_every) || step == options.steps);
   };
   // Returns whether it is the best so far. All processes have the same loss.
   const auto evaluate = [&] {
@@ -372,13 +263,13 @@ TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
         break;
       }
     }
-    if (evaluation_ != nullptr && (!evaluation || evaluation->step != session.steps())) evaluate();
+    if (plan_.evaluation && (!evaluation || evaluation->step != session.steps())) evaluate();
     if (!saves.folder.empty() && saved_step != session.steps()) save(true);
     end_of_save([&] { return session.finish_save(); });
     summarise(plan_, totals, session.use(), summary);
     summary.last_step = session.steps();
     summary.traced_steps = session.traced_steps();
-    take_parameters(session, model_, summary, on_parameter);
+    take_parameters(session, summary, on_parameter);
   } catch (const std::exception& error) {
     session.abort(concat(kEndedInOrder, error.what()));
     throw;

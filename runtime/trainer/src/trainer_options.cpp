@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// What each setting allows by itself.
+/// Checks the limits of each setting by itself.
 void check_rows(const TrainerOptions& options) {
   for (const auto& [setting, read, write] : trainer_rows()) {
     try {

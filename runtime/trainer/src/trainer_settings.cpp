@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "setting_rows.h"
 #include "tessera/core/error.h"
 #include "tessera/core/mesh.h"
-#include "tessera/kernels/optimizer.h"
 
 namespace tessera {
 
@@ -18,10 +18,6 @@ constexpr auto choices_of(Recompute) {
 }
 constexpr auto choices_of(DType) {
   return std::array{DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-}
-constexpr auto choices_of(LearningRateSchedule::Kind) {
-  using enum LearningRateSchedule::Kind;
-  return std::array{kConstant, kLinear, kCosine, kWsd};
 }
 constexpr auto choices_of(DeviceChoice) {
   return std::array{DeviceChoice::kAuto, DeviceChoice::kCpu, DeviceChoice::kCuda};
@@ -42,13 +38,6 @@ constexpr auto choices_of(AttentionBackend) {
 constexpr auto choices_of(ActivationOffload) {
   return std::array{ActivationOffload::kNone, ActivationOffload::kHost};
 }
-constexpr auto choices_of(LossScaleDialect) {
-  using enum LossScaleDialect;
-  return std::array{kTorch, kDeepSpeed, kMegatron};
-}
-static void parse_into(std::string_view text, LossScaleChoice& choice) {
-  choice = parse_loss_scale(text);
-}
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
 }
@@ -58,15 +47,11 @@ static void parse_into(std::string_view text, StepRange& steps) { steps = parse_
 namespace {
 
 using O = TrainerOptions;
-using Opt = OptimizerOptions;
-using Rate = LearningRateSchedule;
-using Row = BoundSetting<TrainerOptions>;
 using nlohmann::json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr double kMaxPrefetch = 1024;
 constexpr double kMaxThreads = 4096;
-using Fp32 = std::numeric_limits<float>;
 
 std::string strategy_help() {
   std::string text = "how the training state is spread over ranks:";
@@ -89,30 +74,9 @@ void check_offload_to_host(const json& value) {
 }
 void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
-void check_loss_scale(const json& value) { parse_loss_scale(value.get<std::string>()); }
 void check_path(const json& value) {
   require(!value.get<std::string>().empty(), ErrorCode::kConfig,
           "is empty; give a path, or leave it out");
-}
-
-// Numbers that are used in fp32 must not become 0, 1 or infinite when they are converted.
-void check_fp32(const json& value) {
-  require(value.get<double>() <= Fp32::max(), ErrorCode::kConfig, value.dump(),
-          " is out of range of fp32; it must be at most about 3.4e38");
-}
-void check_positive(const json& value) {
-  require(value.get<double>() > 0.0, ErrorCode::kConfig, value.dump(),
-          " is out of range; it must be above 0");
-  require(value.get<double>() >= Fp32::min() && value.get<double>() <= Fp32::max(),
-          ErrorCode::kConfig, value.dump(),
-          " is out of range of fp32; it must be about 1.2e-38 to 3.4e38");
-}
-void check_below_one(const json& value) {
-  const auto number = value.get<double>();
-  require(number < 1.0, ErrorCode::kConfig, value.dump(),
-          " is out of range; it must be at least 0 and below 1");
-  require(static_cast<float>(number) < 1.0F, ErrorCode::kConfig, value.dump(),
-          " is 1 in fp32; it must be at most about 0.99999994");
 }
 
 /// One state of the placement: the strategy's, unless it is given.
@@ -127,11 +91,6 @@ Row placement(const char* name, const std::string& what, AxisSet Placement::*sta
         if (!o.placement) o.placement = placement_of(o);
         (*o.placement).*state = parse_axes(value.get<std::string>());
       }};
-}
-
-std::vector<Row> in_group(const char* group, std::vector<Row> rows) {
-  for (Row& row : rows) row.setting.group = group;
-  return rows;
 }
 
 /// A text that is absent where it is empty.
@@ -247,162 +206,6 @@ std::vector<Row> step_rows() {
           bound<&O::seed>("seed", "seed of initialisation, dropout and the order of data",
                           {.minimum = 0}),
       });
-}
-
-std::vector<Row> loss_scale_rows() {
-  using L = LossScaleOptions;
-  return in_group(
-      "Loss scaling",
-      {
-          bound<&O::loss_scale, &L::choice>(
-              "loss_scale",
-              "none, dynamic, or a number: what the loss is multiplied by for backward, so that "
-              "small gradients survive 16 bits; a step whose gradient overflows is skipped "
-              "[dynamic with fp16, else none]",
-              {.check = check_loss_scale}),
-          bound<&O::loss_scale, &L::dialect>("loss_scale_dialect",
-                                             "whose rules raise and lower a dynamic loss scale"),
-          bound<&O::loss_scale, &L::initial>(
-              "loss_scale_initial",
-              "the first dynamic loss scale [torch, deepspeed: 65536; megatron: 4294967296]",
-              {.minimum = 0, .check = check_positive}),
-          bound<&O::loss_scale, &L::growth_factor>("loss_scale_growth_factor",
-                                                   "what raises the scale [torch, megatron: 2]",
-                                                   {.minimum = 1, .check = check_fp32}),
-          bound<&O::loss_scale, &L::backoff_factor>("loss_scale_backoff_factor",
-                                                    "what lowers the scale [torch, megatron: 0.5]",
-                                                    {.minimum = 0, .check = check_below_one}),
-          bound<&O::loss_scale, &L::window>(
-              "loss_scale_window",
-              "steps without overflow before the scale is raised [torch: 2000; deepspeed, "
-              "megatron: 1000]",
-              {.minimum = 1}),
-          bound<&O::loss_scale, &L::minimum>(
-              "loss_scale_minimum",
-              "the lowest scale; there deepspeed ends the run, and megatron goes on [deepspeed, "
-              "megatron: 1]",
-              {.minimum = 0, .check = check_positive}),
-          bound<&O::loss_scale, &L::hysteresis>(
-              "loss_scale_hysteresis",
-              "overflows before the scale is lowered [deepspeed, megatron: 2]", {.minimum = 1}),
-          bound<&O::loss_scale, &L::consecutive_hysteresis>(
-              "loss_scale_consecutive_hysteresis",
-              "every step without overflow begins to count overflows anew [deepspeed: false]"),
-      });
-}
-
-/// Rows for the hyperparameters of all optimizers, each with the values that it has where.
-std::vector<Row> hyperparameter_rows() {
-  std::vector<Row> rows;
-  for (const Optimizer& optimizer : optimizers()) {
-    for (const Hyperparameter& h : optimizer.hyperparameters) {
-      const std::string name(h.name);
-      const auto known = std::ranges::find(rows, name, [](const Row& r) { return r.setting.name; });
-      const std::string value =
-          h.is_flag ? (h.value != 0.0 ? "true" : "false") : json(h.value).dump();
-      if (known != rows.end()) {
-        known->setting.help += concat("; ", optimizer.name, ": ", value);
-        continue;
-      }
-      rows.push_back(
-          {{.name = name,
-            .type = h.is_flag ? SettingType::kFlag : SettingType::kNumber,
-            .help = concat(h.meaning, " [", optimizer.name, ": ", value, "]"),
-            .minimum = h.is_flag ? -std::numeric_limits<double>::infinity() : h.minimum,
-            .check = h.is_flag ? nullptr
-                     : h.below == 1.0
-                         ? check_below_one
-                         : std::function<void(const json&)>(
-                               h.minimum > 0.0 || name == "epsilon" ? check_positive : check_fp32)},
-           [name, flag = h.is_flag](const O& o) {
-             const auto given = o.optimizer.hyperparameters.find(name);
-             if (given == o.optimizer.hyperparameters.end()) return json();
-             return flag ? json(given->second != 0.0) : json(given->second);
-           },
-           [name](O& o, const json& given) {
-             o.optimizer.hyperparameters[name] =
-                 given.is_boolean() ? (given.get<bool>() ? 1.0 : 0.0) : given.get<double>();
-           }});
-    }
-  }
-  return rows;
-}
-
-std::vector<std::string> optimizer_names() {
-  std::vector<std::string> names;
-  for (const Optimizer& optimizer : optimizers()) names.emplace_back(optimizer.name);
-  return names;
-}
-
-std::vector<std::pair<std::string, std::string>> other_names_of_optimizers() {
-  std::vector<std::pair<std::string, std::string>> all;
-  for (const Optimizer& optimizer : optimizers()) {
-    for (const std::string_view name : optimizer.other_names)
-      all.emplace_back(name, optimizer.name);
-  }
-  return all;
-}
-
-std::string weight_decay_help() {
-  std::string text = "weight decay of matrices [";
-  for (const Optimizer& optimizer : optimizers()) {
-    text += concat(text.ends_with('[') ? "" : "; ", optimizer.name, ": ",
-                   json(optimizer.weight_decay).dump());
-  }
-  return text + "]";
-}
-
-/// Absent where there is none.
-Row groups_row() {
-  return {
-      {.name = "learning_rate_groups",
-       .help = "other rates for parameters by name: pattern=factor, or pattern=factor:decay with "
-               "a weight decay of their own, several with commas between them, of which the "
-               "first that fits counts; in a pattern * stands for any characters, as in "
-               "'h.*.attn.*=0.1'",
-       .check = [](const json& value) { parse_groups(value.get<std::string>()); }},
-      [](const O& o) {
-        return o.optimizer.groups.empty() ? json() : json(to_string(o.optimizer.groups));
-      },
-      [](O& o, const json& value) { o.optimizer.groups = parse_groups(value.get<std::string>()); }};
-}
-
-std::vector<Row> optimizer_rows() {
-  std::vector<Row> rows({
-      bound<&O::optimizer, &Opt::name>(
-          "optimizer", "the optimizer; adamw8bit keeps its moments in 8 bits",
-          {.choices = optimizer_names(), .other_spellings = other_names_of_optimizers()}),
-      bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
-                                            {.minimum = 0, .check = check_fp32}),
-      bound<&O::learning_rate, &Rate::minimum>("minimum_learning_rate",
-                                               "where the decay ends [a tenth of the peak]",
-                                               {.minimum = 0, .check = check_fp32}),
-      bound<&O::learning_rate, &Rate::kind>(
-          "learning_rate_schedule",
-          "shape after warm-up; wsd is stable, then decays over the last "
-          "`learning_rate.decay_steps`"),
-      bound<&O::learning_rate, &Rate::warmup_steps>(
-          "warmup_steps", "steps of linear warm-up [a tenth of the steps, at most 100]",
-          {.minimum = 0}),
-      bound<&O::learning_rate, &Rate::decay_steps>(
-          "decay_steps", "steps of wsd's decay [a fifth of the steps]", {.minimum = 0}),
-      bound<&O::optimizer, &Opt::weight_decay>("weight_decay", weight_decay_help(),
-                                               {.minimum = 0, .check = check_fp32}),
-      groups_row(),
-  });
-  for (Row& row : hyperparameter_rows()) rows.push_back(std::move(row));
-  for (Row& row : std::vector<Row>{
-           bound<&O::optimizer, &Opt::clip_norm>(
-               "clip_norm", "gradients are scaled down to this global norm; 0: never",
-               {.minimum = 0}),
-           bound<&O::optimizer, &Opt::stochastic_rounding>(
-               "stochastic_rounding",
-               "bf16 parameters are rounded up or down at random, so that "
-               "small updates move them too; the same bits for every strategy"),
-       }) {
-    rows.push_back(std::move(row));
-  }
-  return in_group("Optimizer", std::move(rows));
 }
 
 std::vector<Row> evaluation_rows() {

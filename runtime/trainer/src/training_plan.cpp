@@ -116,12 +116,12 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .offload_gradients = options.offload_gradients.host};
 }
 
-PlanOptions plan_options(const TrainerOptions& options, const Model& model,
-                         const ModelLayout& layout, const BatchSource& source) {
+PlanOptions plan_options(const TrainerOptions& options, const RunInputs& inputs,
+                         const ModelLayout& layout) {
   PlanOptions result = plan_options(options);
   if (options.offload_activations == ActivationOffload::kHost) {
-    result.offload_activations =
-        layer_input_numels(model, layout, source, options.micro_batch, options.precision);
+    result.offload_activations = layer_input_numels(inputs.model, layout, inputs.source,
+                                                    options.micro_batch, options.precision);
   }
   return result;
 }
@@ -148,11 +148,10 @@ DiskStoreOptions disk_options(const TrainerOptions& options) {
   return {.folder = options.offload_path, .callers = 3};
 }
 
-std::vector<GemmArgs> record_gemms(const TrainingPlan& plan, const Model& model,
-                                   const BatchSource& source, const BatchSource* evaluation) {
-  std::vector<Program> programs{{&plan.schedule, &source}};
-  if (plan.evaluation && evaluation != nullptr) programs.push_back({&*plan.evaluation, evaluation});
-  return record_gemms(programs, plan.layout, model, plan_options(plan.options).state(),
+std::vector<GemmArgs> record_gemms(const TrainingPlan& plan) {
+  std::vector<Program> programs{{&plan.schedule, &plan.inputs.source}};
+  if (plan.evaluation) programs.push_back({&*plan.evaluation, plan.inputs.evaluation});
+  return record_gemms(programs, plan.layout, plan.inputs.model, plan_options(plan.options).state(),
                       executor_options(plan.options));
 }
 
@@ -164,11 +163,10 @@ std::int64_t evaluation_steps(const TrainerOptions& resolved) {
   return evaluation_division(resolved).steps_for(resolved.evaluation_samples);
 }
 
-TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
-                                const TrainerOptions& options, const BatchSource* evaluation) {
+TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options) {
+  const auto& [model, source, evaluation] = inputs;
   check(model);
-  TrainingPlan result;
-  result.options = resolved(options);
+  TrainingPlan result{.inputs = inputs, .options = resolved(options)};
   check_groups(result.options.optimizer.groups, model);
   const std::string other_strategy = strategy_note(result.options);
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);
@@ -182,7 +180,7 @@ TrainingPlan make_training_plan(const Model& model, const BatchSource& source,
   }
   require(result.options.offload_gradients.disk == 0.0, ErrorCode::kConfig, kNoGradientsOnDisk);
   result.layout = make_layout(model, result.options);
-  result.schedule = plan(result.layout, plan_options(result.options, model, result.layout, source));
+  result.schedule = plan(result.layout, plan_options(result.options, inputs, result.layout));
   require_valid(result.schedule);
   const bool stochastic_rounding = result.options.optimizer.stochastic_rounding;
   result.snapshot = with_snapshot(result.schedule, stochastic_rounding);

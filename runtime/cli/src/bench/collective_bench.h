@@ -12,7 +12,7 @@
 
 namespace tessera::bench {
 
-/// What is measured of each collective and size, in the words of nccl-tests.
+/// How each collective and size is measured, in the words of nccl-tests.
 struct CollectiveOptions {
   std::int64_t min_bytes = std::int64_t{64} << 10;
   std::int64_t max_bytes = std::int64_t{64} << 20;
@@ -49,7 +49,7 @@ struct PlaceTimes {
   double copy_seconds = 0.0;    ///< of a memcpy by all ranks of what the call reads; 0: reads none
   std::optional<ContendedTimes> contended{};
 
-  /// Of the speed of memcpy; 0 if there is none.
+  /// The collective's share of memcpy's speed; 0 if it copies nothing.
   double fraction() const;
 };
 

@@ -44,7 +44,7 @@ double average_busbw(const std::vector<CollectiveRow>& rows);
 nlohmann::ordered_json to_json(const CollectiveRow& row, const std::string& group,
                                const CollectiveOptions& options);
 
-/// As nccl-tests name them: "float", "half", "bfloat16", "double", "int32", "int64", "uint8".
+/// A dtype's name in nccl-tests: "float", "half", "bfloat16", "double", "int32", "int64", "uint8".
 std::string nccl_type(DType dtype);
 /// Inverse of nccl_type; takes our own names as well. Throws Error{kConfig}.
 DType parse_nccl_type(const std::string& name);

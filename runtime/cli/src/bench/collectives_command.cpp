@@ -107,7 +107,7 @@ std::vector<const bench::CollectiveCase*> collectives_of(const CollectivesReques
   return cases;
 }
 
-/// What the texts of the command line come to. Throws Error{kConfig}.
+/// Parses the texts of the command line. Throws Error{kConfig}.
 void read_options(CollectivesRequest& request) {
   CollectiveOptions& o = request.measure;
   o.min_bytes = parse_bytes(request.min_bytes);
@@ -135,7 +135,7 @@ TrainerOptions run_options(const CollectivesRequest& request) {
   return options;
 }
 
-/// What one run measures, and where it tells of it.
+/// One run: its measurements and its report.
 class CollectivesRun {
  public:
   CollectivesRun(const CollectivesRequest& request, TrainerOptions options, bool speaks)
@@ -314,7 +314,7 @@ struct FixedFlag {
   const char* why;  ///< the others are refused
 };
 
-/// What nccl-tests has and this program does not, or in one way only.
+/// Adds the flags of nccl-tests that this program accepts with one value only.
 void add_fixed_flags(CLI::App& command, CollectivesRequest& r) {
   const std::vector<FixedFlag> all{
       {"-m,--agg_iters", {"1"}, "1: one call at a time", "calls are not put into one launch"},

@@ -27,7 +27,7 @@ Timings& timings_of(std::vector<Timings>& all, const std::string& name) {
   return known != all.end() ? *known : all.emplace_back(Timings{name, {}, {}});
 }
 
-/// As they were registered: repetitions of all run in random order.
+/// The entries in the order of registration: repetitions of all run in random order.
 std::vector<json> in_order(const json& entries) {
   auto all = entries.get<std::vector<json>>();
   std::stable_sort(all.begin(), all.end(), [](const json& a, const json& b) {
@@ -108,7 +108,7 @@ double chance(const std::vector<double>& a, const std::vector<double>& b) {
 
 bool is_busy(double others) { return !disturbances(MachineLoad{.others = others}).empty(); }
 
-/// Of the repetitions beside which nothing much ran.
+/// The times of the repetitions beside which nothing much ran.
 std::vector<double> undisturbed(const Timings& timings) {
   std::vector<double> seconds;
   for (std::size_t i = 0; i < timings.seconds.size(); ++i) {

@@ -11,7 +11,7 @@ namespace tessera::bench {
 struct Timings {
   std::string name;
   std::vector<double> seconds;  ///< one for each repetition, or a single time
-  /// What other programs had of the cores meanwhile (MachineLoad); empty: the file does not say.
+  /// The share of the cores that other programs had meanwhile (MachineLoad); empty: unknown.
   std::vector<double> others{};
 };
 
@@ -24,8 +24,8 @@ struct BenchResults {
 /// Throws Error{kConfig} if `json` is neither. `path` names it.
 BenchResults read_results(const nlohmann::json& json, const std::string& path);
 
-/// What the machines of two results differ in, "machine.cores: 2 and 4", by a line each; a result
-/// that does not say what machine it is of differs in that.
+/// The differences between the machines of two results, "machine.cores: 2 and 4", a line each; a
+/// result that does not say what machine it is of differs in that.
 std::vector<std::string> machine_differences(const BenchResults& a, const BenchResults& b);
 
 /// Repetitions from which noise can be told.
@@ -59,7 +59,7 @@ struct Comparison {
   double ratio() const { return a > 0.0 ? b / a : 0.0; }
 };
 
-/// Of the names in both, in the order of `a`.
+/// Compares the names that are in both, in the order of `a`.
 std::vector<Comparison> compare(const BenchResults& a, const BenchResults& b,
                                 const CompareLimits& limits);
 

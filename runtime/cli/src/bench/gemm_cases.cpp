@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "settings/gpt_settings.h"
+#include "settings/gpt_choice.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/kernel_calls.h"
 #include "tessera/model/gpt.h"
@@ -54,10 +54,10 @@ std::vector<KernelCase> gemm_cases(std::int64_t tokens, DType dtype) {
   options.micro_batch = 1;
   options.precision = dtype;
   options.device = DeviceChoice::kCpu;
-  const TrainingPlan plan = make_training_plan(model, shapes, options);
+  const TrainingPlan plan = make_training_plan({model, shapes}, options);
   std::vector<KernelCase> cases;
   std::set<std::string> known;  // the head runs in chunks
-  for (const GemmArgs& args : record_gemms(plan, model, shapes, nullptr)) {
+  for (const GemmArgs& args : record_gemms(plan)) {
     const std::string name = name_of(args);
     if (!known.insert(name).second) continue;
     cases.push_back({name, [args](KernelLab& lab) { return prepare(lab, args); }});

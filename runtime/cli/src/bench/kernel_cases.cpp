@@ -1,6 +1,6 @@
 #include "bench/kernel_cases.h"
 
-#include <array>
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -9,6 +9,7 @@
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/exact_sum.h"
 #include "tessera/kernels/optimizer.h"
+#include "tessera/lab/kernel_calls.h"
 
 namespace tessera::bench {
 namespace {
@@ -19,166 +20,77 @@ constexpr std::int64_t kVocabulary = 50257, kVocabularyStride = 50304;
 constexpr std::int64_t kLossRows = 256;                 // the head runs in chunks
 constexpr std::int64_t kShard = std::int64_t{8} << 20;  // elements of a flat shard
 
-/// Of a type of operands: what `make` gives for the lab.
+/// Tensors on a lab's device, which live as long as a copy of this.
+struct Operands {
+  KernelLab& lab;
+  std::shared_ptr<std::vector<Tensor>> all = std::make_shared<std::vector<Tensor>>();
+
+  TensorView keep(Tensor tensor) { return all->emplace_back(std::move(tensor)); }
+  TensorView random(const Shape& shape, DType t, float stddev = 1.0F) {
+    return keep(lab.random(shape, t, stddev));
+  }
+  TensorView empty(const Shape& shape, DType t) { return keep(lab.empty(shape, t)); }
+  TensorView constant(const Shape& shape, float value) {
+    return keep(lab.constant(shape, kFloat, value));
+  }
+  TensorView tokens(const Shape& shape) { return keep(lab.tokens(shape, kVocabulary)); }
+  TensorView integers(std::int64_t n, std::int64_t value) { return keep(lab.integers(n, value)); }
+};
+
+template <typename Args>
+using Kernel = void (*KernelTable::*)(const Args&, Stream&);
+
+/// A call of a kernel whose bytes are given, of which `written` as in PreparedKernel.
+template <typename Args>
+PreparedKernel call_of(const Operands& o, Kernel<Args> kernel, const Args& args, double bytes,
+                       double written = 0.0) {
+  const auto call = [o, kernel, args](Stream& stream) { (o.lab.kernels().*kernel)(args, stream); };
+  return {.call = call, .bytes = bytes, .written = written};
+}
+
+/// A call of a kernel of layers, whose bytes are those that the lab counts in a step.
+template <typename Args>
+PreparedKernel counted_call(const Operands& o, Kernel<Args> kernel, const Args& args) {
+  static const KernelTable recording = recording_kernels();
+  std::vector<KernelCall> calls;
+  const KernelRecording until_the_end(calls);
+  (recording.*kernel)(args, o.lab.stream());
+  return call_of(o, kernel, args, calls.back().bytes);
+}
+
+/// Makes a kernel's operands on a lab's device.
 using Prepare = std::function<PreparedKernel(KernelLab&)>;
 
-Prepare layer_norm_forward(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const auto rows = [&] { return lab.random({kTokens, kChannels}, t); };
-    const Tensor x = rows(), residual = rows(), sum = rows(), y = rows();
-    const Tensor gamma = lab.random({kChannels}, t), beta = lab.random({kChannels}, t);
-    const Tensor mean = lab.empty({kTokens}, kFloat), rstd = lab.empty({kTokens}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().layer_norm_forward({.x = x,
-                                        .residual = residual,
-                                        .sum = sum,
-                                        .gamma = gamma,
-                                        .beta = beta,
-                                        .y = y,
-                                        .mean = mean,
-                                        .rstd = rstd},
-                                       stream);
-    };
-    return {call, bytes_of({x, residual, sum, y, gamma, beta, mean, rstd})};
+/// A kernel of layers; `make` gives its arguments of operands.
+template <typename Args, typename Make>
+Prepare counted(Kernel<Args> kernel, const Make& make) {
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    return counted_call<Args>(o, kernel, make(o));
   };
 }
 
-Prepare layer_norm_backward(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const auto rows = [&] { return lab.random({kTokens, kChannels}, t); };
-    const Tensor dy = rows(), x = rows(), residual = rows(), dx = rows();
-    const Tensor gamma = lab.random({kChannels}, t);
-    const Tensor mean = lab.constant({kTokens}, kFloat, 0.0F);
-    const Tensor rstd = lab.constant({kTokens}, kFloat, 1.0F);
-    const Tensor dgamma = lab.empty({kChannels}, kFloat), dbeta = lab.empty({kChannels}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().layer_norm_backward({.dy = dy,
-                                         .x = x,
-                                         .mean = mean,
-                                         .rstd = rstd,
-                                         .gamma = gamma,
-                                         .d_residual = residual,
-                                         .dx = dx,
-                                         .dgamma = dgamma,
-                                         .dbeta = dbeta},
-                                        stream);
-    };
-    return {call, bytes_of({dy, x, residual, dx, gamma, mean, rstd, dgamma, dbeta})};
-  };
-}
-
-/// GELU, SiLU: backward reads the input. ReLU's reads the output, in the same place.
-template <typename Args>
-Prepare activation_forward(void (*KernelTable::*kernel)(const Args&, Stream&), DType t) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens, 4 * kChannels}, t);
-    const Tensor y = lab.random({kTokens, 4 * kChannels}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      (lab.kernels().*kernel)(Args{.x = x, .y = y}, stream);
-    };
-    return {call, bytes_of({x, y})};
-  };
-}
-
-template <typename Args>
-Prepare activation_backward(void (*KernelTable::*kernel)(const Args&, Stream&), DType t) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const auto rows = [&] { return lab.random({kTokens, 4 * kChannels}, t); };
-    const Tensor saved = rows(), dy = rows(), dx = rows();
-    const auto call = [=, &lab](Stream& stream) {
-      (lab.kernels().*kernel)(Args{saved, dy, dx}, stream);
-    };
-    return {call, bytes_of({saved, dy, dx})};
-  };
-}
-
-/// x (kTokens, 4 C) of gate and up.
-Prepare swiglu(DType t, bool backward) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens, 4 * kChannels}, t);
-    const Tensor y = lab.random({kTokens, 2 * kChannels}, t), dx = lab.random(x.shape(), t);
-    const auto forward = [=, &lab](Stream& stream) {
-      lab.kernels().swiglu_forward({.x = x, .y = y}, stream);
-    };
-    if (!backward) return {forward, bytes_of({x, y})};
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().swiglu_backward({.x = x, .dy = y, .dx = dx}, stream);
-    };
-    return {call, bytes_of({x, y, dx})};
-  };
-}
-
-/// Of the input of an MLP's projection.
-Prepare scale_columns(DType t, bool backward) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens, 4 * kChannels}, t), y = lab.random(x.shape(), t);
-    const Tensor scale = lab.random({4 * kChannels}, t), dx = lab.empty(x.shape(), t);
-    const Tensor d_scale = lab.empty({4 * kChannels}, kFloat);
-    const auto forward = [=, &lab](Stream& stream) {
-      lab.kernels().scale_columns_forward({.x = x, .scale = scale, .y = y}, stream);
-    };
-    if (!backward) return {forward, bytes_of({x, scale, y})};
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().scale_columns_backward(
-          {.dy = y, .x = x, .scale = scale, .dx = dx, .d_scale = d_scale}, stream);
-    };
-    return {call, bytes_of({y, x, scale, dx, d_scale})};
-  };
-}
-
-/// Three queries to a key, with norms or without.
-Prepare heads(DType t, bool norms, bool backward) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor packed = lab.random({1, kTokens, kHeads / 3 * 5, kHeadDim}, t);
-    const Tensor qkv = lab.random({1, kTokens, 3, kHeads, kHeadDim}, t);
-    const Tensor d_packed = lab.random(packed.shape(), t), gamma = lab.random({kHeadDim}, t);
-    const Tensor dq_gamma = lab.empty({kHeadDim}, kFloat), dk_gamma = lab.empty({kHeadDim}, kFloat);
-    const auto frequencies = std::make_shared<std::vector<float>>(kHeadDim / 2, 0.5F);
-    const TensorView weight = norms ? gamma.view() : TensorView{};
-    const auto forward = [=, &lab](Stream& stream) {
-      lab.kernels().heads_forward({.packed = packed,
-                                   .qkv = qkv,
-                                   .q_gamma = weight,
-                                   .k_gamma = weight,
-                                   .frequencies = *frequencies},
-                                  stream);
-    };
-    if (!backward) return {forward, bytes_of({packed, qkv})};
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().heads_backward({.d_qkv = qkv,
-                                    .packed = packed,
-                                    .d_packed = d_packed,
-                                    .q_gamma = weight,
-                                    .k_gamma = weight,
-                                    .dq_gamma = norms ? dq_gamma.view() : TensorView{},
-                                    .dk_gamma = norms ? dk_gamma.view() : TensorView{},
-                                    .frequencies = *frequencies},
-                                   stream);
-    };
-    return {call, bytes_of({qkv, d_packed}) + (norms ? bytes_of({packed}) : 0.0)};
-  };
-}
+const Shape kPacked{1, kTokens, kHeads / 3 * 5, kHeadDim};  // three queries to a key
+const Shape kQkv{1, kTokens, 3, kHeads, kHeadDim};
+const std::vector<float> kFrequencies(kHeadDim / 2, 0.5F);
 
 /// One query over keys and values that are kept, three queries to a key.
 Prepare cached_attention(DType t, std::int64_t length) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor qkv = lab.random({1, 3, kHeads, kHeadDim}, t);
-    const Tensor keys = lab.random({kHeads / 3, length, kHeadDim}, t);
-    const Tensor values = lab.random(keys.shape(), t);
-    const Tensor out = lab.empty({1, kHeads, kHeadDim}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().cached_attention({.qkv = qkv, .keys = keys, .values = values, .out = out},
-                                     stream);
-    };
-    return {call, bytes_of({qkv, keys, values, out})};
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    const Shape kept{kHeads / 3, length, kHeadDim};
+    const CachedAttentionArgs args{.qkv = o.random({1, 3, kHeads, kHeadDim}, t),
+                                   .keys = o.random(kept, t),
+                                   .values = o.random(kept, t),
+                                   .out = o.empty({1, kHeads, kHeadDim}, t)};
+    return call_of(o, &KernelTable::cached_attention, args,
+                   bytes_of({args.qkv, args.keys, args.values, args.out}));
   };
 }
 
 Prepare attention(DType t, std::int64_t length, bool backward) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Shape qkv_shape{1, length, 3, kHeads, kHeadDim}, shape{1, length, kHeads, kHeadDim};
-    const Tensor qkv = lab.random(qkv_shape, t), out = lab.random(shape, t);
-    const Tensor lse = lab.empty({1, kHeads, length}, kFloat);
+  return [=](KernelLab& lab) {
+    Operands o{lab};
     const std::int64_t scratch =
         lab.on_gpu() ? cuda_attention_workspace_bytes({.batch = 1,
                                                        .length = length,
@@ -188,384 +100,353 @@ Prepare attention(DType t, std::int64_t length, bool backward) {
                                                        .backward = backward},
                                                       {})
                      : attention_workspace_bytes(1, length, kHeads, kHeadDim, t, lab.threads());
-    const Tensor workspace = lab.empty({scratch}, DType::kUInt8);
-    const auto forward = [=, &lab](Stream& stream) {
-      lab.kernels().attention_forward({.qkv = qkv, .out = out, .lse = lse, .workspace = workspace},
-                                      stream);
-    };
+    const Shape qkv{1, length, 3, kHeads, kHeadDim}, out{1, length, kHeads, kHeadDim};
+    const AttentionForwardArgs of{.qkv = o.random(qkv, t),
+                                  .out = o.random(out, t),
+                                  .lse = o.empty({1, kHeads, length}, kFloat),
+                                  .workspace = o.empty({scratch}, DType::kUInt8)};
+    PreparedKernel prepared = counted_call(o, &KernelTable::attention_forward, of);
+    if (backward) {
+      lab.seconds(prepared.call, 1);
+      const AttentionBackwardArgs args{.d_out = o.random(out, t),
+                                       .qkv = of.qkv,
+                                       .out = of.out,
+                                       .lse = of.lse,
+                                       .d_qkv = o.empty(qkv, t),
+                                       .workspace = of.workspace};
+      prepared = counted_call(o, &KernelTable::attention_backward, args);
+    }
     const double product = static_cast<double>(length * (length + 1) * kHeads * kHeadDim);
-    if (!backward) return {forward, bytes_of({qkv, out, lse}), 2.0 * product, t};
-    lab.seconds(forward, 1);
-    const Tensor d_out = lab.random(shape, t), d_qkv = lab.empty(qkv_shape, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().attention_backward({.d_out = d_out,
-                                        .qkv = qkv,
-                                        .out = out,
-                                        .lse = lse,
-                                        .d_qkv = d_qkv,
-                                        .workspace = workspace},
-                                       stream);
-    };
-    return {call, bytes_of({d_out, qkv, out, lse, d_qkv}), 5.0 * product, t};
-  };
-}
-
-Prepare embedding_forward(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor tokens = lab.tokens({1, kTokens}, kVocabulary);
-    const Tensor wte = lab.random({kVocabulary, kChannels}, t);
-    const Tensor wpe = lab.random({kTokens, kChannels}, t);
-    const Tensor x = lab.empty({1, kTokens, kChannels}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().embedding_forward({.tokens = tokens, .wte = wte, .wpe = wpe, .x = x}, stream);
-    };
-    return {call, bytes_of({tokens, x, x, wpe})};  // of wte as many rows as x has
-  };
-}
-
-/// As after the head, which has written all of dwte: to which the tokens' rows are added.
-Prepare embedding_backward(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor tokens = lab.tokens({1, kTokens}, kVocabulary);
-    const Tensor dx = lab.random({1, kTokens, kChannels}, t);
-    const Tensor dwte = lab.random({kVocabulary, kChannels}, kFloat);
-    const Tensor dwpe = lab.random({kTokens, kChannels}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().embedding_backward(
-          {.tokens = tokens, .dx = dx, .dwte = dwte, .dwpe = dwpe, .accumulate_wte = true}, stream);
-    };
-    return {call, bytes_of({tokens, dx, dwpe, dwpe, dwpe})};
+    prepared.flops = (backward ? 5.0 : 2.0) * product;
+    prepared.dtype = t;
+    return prepared;
   };
 }
 
 Prepare dequantize(WeightFormat format, DType t) {
-  return [=](KernelLab& lab) -> PreparedKernel {
+  return [=](KernelLab& lab) {
+    Operands o{lab};
     const Shape shape{8192, 4096};  // larger than caches: weights are read once per step
     const std::int64_t bytes = quantized_sizes(format, shape).bytes;
-    const Tensor codes = lab.integers((bytes + 7) / 8, 0x3c3c3c3c3c3c3c3c);  // scales of 0.0115
-    const Tensor dst = lab.empty(shape, t);
-    const auto call = [=, &lab](Stream& stream) {
-      const TensorView src(codes.view().data, DType::kUInt8, Shape{bytes});
-      lab.kernels().dequantize({.format = format, .src = src, .dst = dst}, stream);
-    };
-    return {.call = call,
-            .bytes = bytes_of({dst}) + static_cast<double>(bytes),
-            .written = bytes_of({dst})};
+    const TensorView codes = o.integers((bytes + 7) / 8, 0x3c3c3c3c3c3c3c3c);  // scales of 0.0115
+    const DequantizeArgs args{.format = format,
+                              .src = TensorView(codes.data, DType::kUInt8, Shape{bytes}),
+                              .dst = o.empty(shape, t)};
+    return call_of(o, &KernelTable::dequantize, args, bytes_of({args.src, args.dst}),
+                   bytes_of({args.dst}));
   };
 }
 
 Prepare bias_gradient(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor dy = lab.random({kTokens, 4 * kChannels}, t);
-    const Tensor db = lab.constant({4 * kChannels}, kFloat, 0.0F);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().bias_gradient({.dy = dy, .db = db, .accumulate = true}, stream);
-    };
-    return {call, bytes_of({dy, db, db})};
-  };
-}
-
-Prepare dropout(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens, 4 * kChannels}, t);
-    const Tensor y = lab.empty({kTokens, 4 * kChannels}, t);
-    const Tensor key = lab.integers(kRandomKeyWords, 3);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().dropout({.x = x, .y = y, .probability = 0.1F, .key = key}, stream);
-    };
-    return {call, bytes_of({x, y})};
-  };
-}
-
-Prepare cross_entropy(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor logits = lab.random({kLossRows, kVocabularyStride}, t);
-    const Tensor targets = lab.tokens({kLossRows}, kVocabulary);
-    const Tensor losses = lab.empty({kLossRows}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().cross_entropy(
-          {.logits = logits, .targets = targets, .losses = losses, .vocab_size = kVocabulary},
-          stream);
-    };
-    return {call, bytes_of({logits, logits, targets, losses})};
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    const BiasGradientArgs args{.dy = o.random({kTokens, 4 * kChannels}, t),
+                                .db = o.constant({4 * kChannels}, 0.0F),
+                                .accumulate = true};
+    return call_of(o, &KernelTable::bias_gradient, args, bytes_of({args.dy, args.db, args.db}));
   };
 }
 
 Prepare squared_error(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens, kChannels}, t);
-    const Tensor targets = lab.random({kTokens, kChannels}, kFloat);
-    const Tensor losses = lab.empty({kTokens}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().squared_error({.x = x, .targets = targets, .losses = losses}, stream);
-    };
-    return {call, bytes_of({x, x, targets, losses})};
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    const SquaredErrorArgs args{.x = o.random({kTokens, kChannels}, t),
+                                .targets = o.random({kTokens, kChannels}, kFloat),
+                                .losses = o.empty({kTokens}, kFloat)};
+    return call_of(o, &KernelTable::squared_error, args,
+                   bytes_of({args.x, args.x, args.targets, args.losses}));
   };
 }
 
-/// The tensors of an optimizer's step on a flat shard.
-struct OptimizerOperands {
-  OptimizerOperands(KernelLab& lab, const Optimizer& optimizer, DType parameter_dtype)
-      : master(lab.random({kShard}, kFloat, 0.02F)),
-        gradient(lab.random({kShard}, kFloat, 1e-3F)),
-        scale(lab.constant({1}, kFloat, 1.0F)),
-        scalars(lab.constant({kOptimizerScalars}, kFloat, 1e-6F)) {
-    if (parameter_dtype != kFloat) parameter = lab.empty({kShard}, parameter_dtype);
-    const auto values = hyperparameter_values(optimizer);
-    for (const OptimizerState& state : optimizer_states(optimizer, values)) {
-      const Shape shape{kShard / state.block};
-      states.push_back(state.dtype == kFloat ? lab.constant(shape, kFloat, 1e-6F)
-                                             : lab.empty(shape, state.dtype));
-      views.push_back(states.back());
-    }
-  }
-
-  /// Master and states are read and written, the gradient is read, the parameter written.
-  double bytes() const {
-    double sum = bytes_of({master, master, gradient, parameter});
-    for (const TensorView& state : views) sum += bytes_of({state, state});
-    return sum;
-  }
-
-  Tensor master, gradient, parameter, scale, scalars;
-  std::vector<Tensor> states;
-  std::vector<TensorView> views;
-  OptimizerSegment all{0, kShard, 0.1F};
-};
-
+/// A step on a flat shard: master and states are read and written, the gradient is read, the
+/// parameter written.
 Prepare optimizer_step(const Optimizer& optimizer, DType parameter_dtype) {
-  return [&optimizer, parameter_dtype](KernelLab& lab) -> PreparedKernel {
-    const auto o = std::make_shared<OptimizerOperands>(lab, optimizer, parameter_dtype);
-    const auto call = [o, &lab, &optimizer](Stream& stream) {
-      lab.kernels().optimizer_step({.optimizer = &optimizer,
-                                    .master = o->master,
-                                    .gradient = o->gradient,
-                                    .states = o->views,
-                                    .parameter = o->parameter,
-                                    .segments = std::span(&o->all, 1),
-                                    .scalars = o->scalars,
-                                    .gradient_scale = o->scale},
-                                   stream);
-    };
-    return {call, o->bytes()};
+  return [&optimizer, parameter_dtype](KernelLab& lab) {
+    Operands o{lab};
+    static const OptimizerSegment all{0, kShard, 0.1F};
+    OptimizerStepArgs args{.optimizer = &optimizer,
+                           .master = o.random({kShard}, kFloat, 0.02F),
+                           .gradient = o.random({kShard}, kFloat, 1e-3F),
+                           .segments = std::span(&all, 1),
+                           .scalars = o.constant({kOptimizerScalars}, 1e-6F),
+                           .gradient_scale = o.constant({1}, 1.0F)};
+    if (parameter_dtype != kFloat) args.parameter = o.empty({kShard}, parameter_dtype);
+    double bytes = bytes_of({args.master, args.master, args.gradient, args.parameter});
+    const auto views = std::make_shared<std::vector<TensorView>>();
+    for (const OptimizerState& state :
+         optimizer_states(optimizer, hyperparameter_values(optimizer))) {
+      const Shape shape{kShard / state.block};
+      views->push_back(state.dtype == kFloat ? o.constant(shape, 1e-6F)
+                                             : o.empty(shape, state.dtype));
+      bytes += 2.0 * bytes_of({views->back()});
+    }
+    args.states = *views;
+    PreparedKernel prepared = call_of(o, &KernelTable::optimizer_step, args, bytes);
+    prepared.call = [views, call = std::move(prepared.call)](Stream& stream) { call(stream); };
+    return prepared;
   };
 }
 
 Prepare exact_squares(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kShard}, t), words = lab.integers(kExactSumWords, 0);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().exact_squares({.x = x, .words = words}, stream);
-    };
-    return {call, bytes_of({x})};
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    const ExactSquaresArgs args{.x = o.random({kShard}, t), .words = o.integers(kExactSumWords, 0)};
+    return call_of(o, &KernelTable::exact_squares, args, bytes_of({args.x}));
   };
 }
 
 Prepare exact_sum() {
-  return [](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kTokens}, kFloat), words = lab.integers(kExactSumWords, 0);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().exact_sum({.x = x, .words = words}, stream);
-    };
-    return {call, bytes_of({x, words, words})};
+  return [](KernelLab& lab) {
+    Operands o{lab};
+    const ExactSumArgs args{.x = o.random({kTokens}, kFloat),
+                            .words = o.integers(kExactSumWords, 0)};
+    return call_of(o, &KernelTable::exact_sum, args, bytes_of({args.x, args.words, args.words}));
   };
 }
 
 Prepare loss_scale() {
-  return [](KernelLab& lab) -> PreparedKernel {
-    const Tensor count = lab.integers(1, kTokens), scale = lab.empty({1}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().loss_scale({.count = count, .scale = scale}, stream);
-    };
-    return {call, bytes_of({count, scale})};
+  return [](KernelLab& lab) {
+    Operands o{lab};
+    const LossScaleArgs args{.count = o.integers(1, kTokens), .scale = o.empty({1}, kFloat)};
+    return call_of(o, &KernelTable::loss_scale, args, bytes_of({args.count, args.scale}));
   };
 }
 
 Prepare find_non_finite(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor x = lab.random({kShard}, t), scaler = lab.integers(kLossScalerWords, 0);
-    const Tensor squares = lab.integers(kExactSumWords, 1);  // as if there were one
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().find_non_finite({.x = x, .squares = squares, .scaler = scaler}, stream);
-    };
-    return {call, bytes_of({x})};
+  return [=](KernelLab& lab) {
+    Operands o{lab};
+    const FindNonFiniteArgs args{.x = o.random({kShard}, t),
+                                 .squares = o.integers(kExactSumWords, 1),  // as if there were one
+                                 .scaler = o.integers(kLossScalerWords, 0)};
+    return call_of(o, &KernelTable::find_non_finite, args, bytes_of({args.x}));
   };
 }
 
 Prepare update_loss_scaler() {
-  return [](KernelLab& lab) -> PreparedKernel {
-    const Tensor squares = lab.integers(kExactSumWords, 0), base = lab.integers(1, 0);
-    const Tensor scaler = lab.integers(kLossScalerWords, 0);
-    const Tensor candidates = lab.constant({2 * kOptimizerScalars}, kFloat, 1.0F);
-    const Tensor scalars = lab.empty({kOptimizerScalars}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().update_loss_scaler({.rule = {},
-                                        .squares = squares,
-                                        .scaler = scaler,
-                                        .candidates = candidates,
-                                        .base = base,
-                                        .scalars = scalars},
-                                       stream);
-    };
-    return {call, bytes_of({squares, scaler, scaler, candidates, base, scalars})};
+  return [](KernelLab& lab) {
+    Operands o{lab};
+    const UpdateLossScalerArgs a{.rule = {},
+                                 .squares = o.integers(kExactSumWords, 0),
+                                 .scaler = o.integers(kLossScalerWords, 0),
+                                 .candidates = o.constant({2 * kOptimizerScalars}, 1.0F),
+                                 .base = o.integers(1, 0),
+                                 .scalars = o.empty({kOptimizerScalars}, kFloat)};
+    return call_of(o, &KernelTable::update_loss_scaler, a,
+                   bytes_of({a.squares, a.scaler, a.scaler, a.candidates, a.base, a.scalars}));
   };
 }
 
 Prepare step_results() {
-  return [](KernelLab& lab) -> PreparedKernel {
-    const Tensor losses = lab.integers(kExactSumWords, 1);
-    const Tensor squares = lab.integers(kExactSumWords, 1);
-    const Tensor results = lab.empty({2}, DType::kFloat64), clip = lab.empty({1}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().step_results({.losses = losses,
-                                  .squares = squares,
-                                  .clip_norm = 1.0,
-                                  .results = results,
-                                  .clip_factor = clip},
-                                 stream);
-    };
-    return {call, bytes_of({losses, squares, results, clip})};
+  return [](KernelLab& lab) {
+    Operands o{lab};
+    const StepResultsArgs a{.losses = o.integers(kExactSumWords, 1),
+                            .squares = o.integers(kExactSumWords, 1),
+                            .clip_norm = 1.0,
+                            .results = o.empty({2}, DType::kFloat64),
+                            .clip_factor = o.empty({1}, kFloat)};
+    return call_of(o, &KernelTable::step_results, a,
+                   bytes_of({a.losses, a.squares, a.results, a.clip_factor}));
   };
 }
 
 Prepare ordered_sum(DType t, std::size_t count) {
   return [=](KernelLab& lab) -> PreparedKernel {
-    std::vector<Tensor> sources;
-    for (std::size_t i = 0; i < count; ++i) sources.push_back(lab.random({kShard}, t));
-    const Tensor dst = lab.empty({kShard}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      const std::vector<TensorView> views(sources.begin(), sources.end());
-      lab.kernels().ordered_sum({.sources = views, .dst = dst}, stream);
+    Operands o{lab};
+    std::vector<TensorView> sources;
+    for (std::size_t i = 0; i < count; ++i) sources.push_back(o.random({kShard}, t));
+    const TensorView dst = o.empty({kShard}, t);
+    const auto call = [o, sources, dst](Stream& stream) {
+      o.lab.kernels().ordered_sum({.sources = sources, .dst = dst}, stream);
     };
     return {call, bytes_of({dst}) * static_cast<double>(count + 1)};
   };
 }
 
 Prepare cast(DType from, DType to) {
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Tensor src = lab.random({kShard}, from), dst = lab.empty({kShard}, to);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().cast({.src = src, .dst = dst}, stream);
-    };
-    return {call, bytes_of({src, dst})};
-  };
-}
-
-Prepare add(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor src = lab.random({kShard}, t), dst = lab.random({kShard}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().add({.src = src, .dst = dst}, stream);
-    };
-    return {call, bytes_of({src, dst, dst})};
-  };
+  return counted(&KernelTable::cast, [=](Operands& o) {
+    return CastArgs{.src = o.random({kShard}, from), .dst = o.empty({kShard}, to)};
+  });
 }
 
 Prepare fill(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor dst = lab.empty({kShard}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().fill({.dst = dst, .value = 2.0F}, stream);
-    };
-    return {.call = call, .bytes = bytes_of({dst}), .written = bytes_of({dst})};
+  return [t](KernelLab& lab) {
+    Operands o{lab};
+    const FillArgs args{.dst = o.empty({kShard}, t), .value = 2.0F};
+    return call_of(o, &KernelTable::fill, args, bytes_of({args.dst}), bytes_of({args.dst}));
   };
 }
 
-Prepare fill_normal() {
-  return [](KernelLab& lab) -> PreparedKernel {
-    const Tensor dst = lab.empty({kShard}, kFloat);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().fill_normal({.dst = dst, .key = {1, 2}}, stream);
-    };
-    return {.call = call, .bytes = bytes_of({dst}), .written = bytes_of({dst})};
-  };
+const Shape kSequences{kShard / (128 * 512), 128, 512}, kMeans{kShard / (128 * 512), 512};
+
+/// A list of kernels of layers, to which those of one type of operands are added.
+struct Cases {
+  std::vector<KernelCase>& all;
+  DType t;
+
+  /// `make` gives the kernel's arguments of operands.
+  template <typename Args, typename Make>
+  void add(const std::string& name, Kernel<Args> kernel, const Make& make) const {
+    all.push_back({name, counted(kernel, make)});
+    all.back().name.insert(std::min(name.find('/'), name.size()), concat("/", to_string(t)));
+  }
+};
+
+void add_rows(Cases to, DType t) {
+  to.add("layer_norm_forward", &KernelTable::layer_norm_forward, [t](Operands& o) {
+    const auto rows = [&] { return o.random({kTokens, kChannels}, t); };
+    return LayerNormForwardArgs{.x = rows(),
+                                .residual = rows(),
+                                .sum = rows(),
+                                .gamma = o.random({kChannels}, t),
+                                .beta = o.random({kChannels}, t),
+                                .y = rows(),
+                                .mean = o.empty({kTokens}, kFloat),
+                                .rstd = o.empty({kTokens}, kFloat)};
+  });
+  to.add("layer_norm_backward", &KernelTable::layer_norm_backward, [t](Operands& o) {
+    const auto rows = [&] { return o.random({kTokens, kChannels}, t); };
+    return LayerNormBackwardArgs{.dy = rows(),
+                                 .x = rows(),
+                                 .mean = o.constant({kTokens}, 0.0F),
+                                 .rstd = o.constant({kTokens}, 1.0F),
+                                 .gamma = o.random({kChannels}, t),
+                                 .d_residual = rows(),
+                                 .dx = rows(),
+                                 .dgamma = o.empty({kChannels}, kFloat),
+                                 .dbeta = o.empty({kChannels}, kFloat)};
+  });
+  // The columns of an MLP's projection input are scaled.
+  to.add("scale_columns_forward", &KernelTable::scale_columns_forward, [t](Operands& o) {
+    const Shape shape{kTokens, 4 * kChannels};
+    return ScaleColumnsForwardArgs{
+        .x = o.random(shape, t), .scale = o.random({4 * kChannels}, t), .y = o.random(shape, t)};
+  });
+  to.add("scale_columns_backward", &KernelTable::scale_columns_backward, [t](Operands& o) {
+    const Shape shape{kTokens, 4 * kChannels};
+    return ScaleColumnsBackwardArgs{.dy = o.random(shape, t),
+                                    .x = o.random(shape, t),
+                                    .scale = o.random({4 * kChannels}, t),
+                                    .dx = o.empty(shape, t),
+                                    .d_scale = o.empty({4 * kChannels}, kFloat)};
+  });
+  // The rows are scores of attention over 512 positions.
+  to.add("softmax_forward", &KernelTable::softmax_forward, [t](Operands& o) {
+    return SoftmaxForwardArgs{.x = o.random({kShard / 512, 512}, t),
+                              .y = o.empty({kShard / 512, 512}, t)};
+  });
+  to.add("softmax_backward", &KernelTable::softmax_backward, [t](Operands& o) {
+    const Shape shape{kShard / 512, 512};
+    return SoftmaxBackwardArgs{
+        .y = o.random(shape, t), .dy = o.random(shape, t), .dx = o.empty(shape, t)};
+  });
+  to.add("mean_rows_forward", &KernelTable::mean_rows_forward, [t](Operands& o) {
+    return MeanRowsForwardArgs{.x = o.random(kSequences, t), .y = o.random(kMeans, t)};
+  });
+  to.add("mean_rows_backward", &KernelTable::mean_rows_backward, [t](Operands& o) {
+    return MeanRowsBackwardArgs{.dy = o.random(kMeans, t), .dx = o.random(kSequences, t)};
+  });
 }
 
-Prepare multiply(DType t) {
-  return [t](KernelLab& lab) -> PreparedKernel {
-    const Tensor a = lab.random({kShard}, t), b = lab.random({kShard}, t),
-                 y = lab.empty({kShard}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().multiply({.a = a, .b = b, .y = y}, stream);
-    };
-    return {call, bytes_of({a, b, y})};
+/// Backward reads the input; ReLU's the output, in the same place.
+void add_activations(Cases to, DType t) {
+  const Shape shape{kTokens, 4 * kChannels};
+  const auto forward = [&]<typename Args>(const char* name, Kernel<Args> kernel) {
+    to.add(name, kernel, [=](Operands& o) { return Args{o.random(shape, t), o.random(shape, t)}; });
   };
+  const auto backward = [&]<typename Args>(const char* name, Kernel<Args> kernel) {
+    to.add(name, kernel, [=](Operands& o) {
+      return Args{o.random(shape, t), o.random(shape, t), o.random(shape, t)};
+    });
+  };
+  forward("gelu_forward", &KernelTable::gelu_forward);
+  backward("gelu_backward", &KernelTable::gelu_backward);
+  forward("silu_forward", &KernelTable::silu_forward);
+  backward("silu_backward", &KernelTable::silu_backward);
+  forward("relu_forward", &KernelTable::relu_forward);
+  backward("relu_backward", &KernelTable::relu_backward);
+  // x (kTokens, 4 C) has gate and up.
+  to.add("swiglu_forward", &KernelTable::swiglu_forward, [t](Operands& o) {
+    return SwigluForwardArgs{.x = o.random({kTokens, 4 * kChannels}, t),
+                             .y = o.random({kTokens, 2 * kChannels}, t)};
+  });
+  to.add("swiglu_backward", &KernelTable::swiglu_backward, [t](Operands& o) {
+    const Shape wide{kTokens, 4 * kChannels};
+    return SwigluBackwardArgs{.x = o.random(wide, t),
+                              .dy = o.random({kTokens, 2 * kChannels}, t),
+                              .dx = o.random(wide, t)};
+  });
+  to.add("dropout", &KernelTable::dropout, [t](Operands& o) {
+    return DropoutArgs{.x = o.random({kTokens, 4 * kChannels}, t),
+                       .y = o.empty({kTokens, 4 * kChannels}, t),
+                       .probability = 0.1F,
+                       .key = o.integers(kRandomKeyWords, 3)};
+  });
+  to.add("multiply", &KernelTable::multiply, [t](Operands& o) {
+    return MultiplyArgs{
+        .a = o.random({kShard}, t), .b = o.random({kShard}, t), .y = o.empty({kShard}, t)};
+  });
 }
 
-/// Of the scores of attention over 512 positions.
-Prepare softmax(DType t, bool backward) {
-  constexpr std::int64_t kColumns = 512;
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const Shape shape{kShard / kColumns, kColumns};
-    const Tensor x = lab.random(shape, t), y = lab.empty(shape, t);
-    if (!backward) {
-      const auto call = [=, &lab](Stream& stream) {
-        lab.kernels().softmax_forward({.x = x, .y = y}, stream);
-      };
-      return {call, bytes_of({x, y})};
-    }
-    const Tensor dy = lab.random(shape, t);
-    const auto call = [=, &lab](Stream& stream) {
-      lab.kernels().softmax_backward({.y = x, .dy = dy, .dx = y}, stream);
-    };
-    return {call, bytes_of({x, dy, y})};
-  };
+void add_heads(Cases to, DType t, bool norms) {
+  const std::string with = norms ? "/norms" : "";
+  to.add("heads_forward" + with, &KernelTable::heads_forward, [=](Operands& o) {
+    HeadsForwardArgs args{
+        .packed = o.random(kPacked, t), .qkv = o.random(kQkv, t), .frequencies = kFrequencies};
+    if (norms) args.q_gamma = args.k_gamma = o.random({kHeadDim}, t);
+    return args;
+  });
+  to.add("heads_backward" + with, &KernelTable::heads_backward, [=](Operands& o) {
+    HeadsBackwardArgs args{
+        .d_qkv = o.random(kQkv, t), .d_packed = o.random(kPacked, t), .frequencies = kFrequencies};
+    if (!norms) return args;
+    args.packed = o.random(kPacked, t);
+    args.q_gamma = args.k_gamma = o.random({kHeadDim}, t);
+    args.dq_gamma = o.empty({kHeadDim}, kFloat);
+    args.dk_gamma = o.empty({kHeadDim}, kFloat);
+    return args;
+  });
 }
 
-Prepare mean_rows(DType t, bool backward) {
-  constexpr std::int64_t kLength = 128, kWidth = 512;
-  return [=](KernelLab& lab) -> PreparedKernel {
-    const std::int64_t batch = kShard / (kLength * kWidth);
-    const Tensor x = lab.random({batch, kLength, kWidth}, t), y = lab.random({batch, kWidth}, t);
-    const auto call = [=, &lab](Stream& stream) {
-      if (backward) {
-        lab.kernels().mean_rows_backward({.dy = y, .dx = x}, stream);
-      } else {
-        lab.kernels().mean_rows_forward({.x = x, .y = y}, stream);
-      }
-    };
-    return {call, bytes_of({x, y})};
-  };
+void add_ends(Cases to, DType t) {
+  to.add("embedding_forward", &KernelTable::embedding_forward, [t](Operands& o) {
+    return EmbeddingForwardArgs{.tokens = o.tokens({1, kTokens}),
+                                .wte = o.random({kVocabulary, kChannels}, t),
+                                .wpe = o.random({kTokens, kChannels}, t),
+                                .x = o.empty({1, kTokens, kChannels}, t)};
+  });
+  // The head has written all of dwte before, and the tokens' rows are added to it.
+  to.add("embedding_backward", &KernelTable::embedding_backward, [t](Operands& o) {
+    return EmbeddingBackwardArgs{.tokens = o.tokens({1, kTokens}),
+                                 .dx = o.random({1, kTokens, kChannels}, t),
+                                 .dwte = o.random({kVocabulary, kChannels}, kFloat),
+                                 .dwpe = o.random({kTokens, kChannels}, kFloat),
+                                 .accumulate_wte = true};
+  });
+  to.add("cross_entropy", &KernelTable::cross_entropy, [t](Operands& o) {
+    return CrossEntropyArgs{.logits = o.random({kLossRows, kVocabularyStride}, t),
+                            .targets = o.tokens({kLossRows}),
+                            .losses = o.empty({kLossRows}, kFloat),
+                            .vocab_size = kVocabulary};
+  });
 }
 
 void add_layers(std::vector<KernelCase>& cases, DType t) {
   const std::string type = "/" + std::string(to_string(t));
-  cases.insert(cases.end(),
-               {{"bias_gradient" + type, bias_gradient(t)},
-                {"layer_norm_forward" + type, layer_norm_forward(t)},
-                {"layer_norm_backward" + type, layer_norm_backward(t)},
-                {"gelu_forward" + type, activation_forward(&KernelTable::gelu_forward, t)},
-                {"gelu_backward" + type, activation_backward(&KernelTable::gelu_backward, t)},
-                {"silu_forward" + type, activation_forward(&KernelTable::silu_forward, t)},
-                {"silu_backward" + type, activation_backward(&KernelTable::silu_backward, t)},
-                {"relu_forward" + type, activation_forward(&KernelTable::relu_forward, t)},
-                {"relu_backward" + type, activation_backward(&KernelTable::relu_backward, t)},
-                {"multiply" + type, multiply(t)},
-                {"softmax_forward" + type, softmax(t, false)},
-                {"softmax_backward" + type, softmax(t, true)},
-                {"mean_rows_forward" + type, mean_rows(t, false)},
-                {"mean_rows_backward" + type, mean_rows(t, true)},
-                {"swiglu_forward" + type, swiglu(t, false)},
-                {"swiglu_backward" + type, swiglu(t, true)},
-                {"scale_columns_forward" + type, scale_columns(t, false)},
-                {"scale_columns_backward" + type, scale_columns(t, true)}});
-  for (const bool norms : {false, true}) {
-    const std::string with = norms ? "/norms" : "";
-    cases.push_back({"heads_forward" + type + with, heads(t, norms, false)});
-    cases.push_back({"heads_backward" + type + with, heads(t, norms, true)});
-  }
+  const Cases to{cases, t};
+  cases.push_back({"bias_gradient" + type, bias_gradient(t)});
+  add_rows(to, t);
+  add_activations(to, t);
+  add_heads(to, t, false);
+  add_heads(to, t, true);
   for (const std::int64_t length : {256, 1024, 4096}) {
     const std::string size = concat(type, "/length:", length);
     cases.push_back({"attention_forward" + size, attention(t, length, false)});
     cases.push_back({"attention_backward" + size, attention(t, length, true)});
     cases.push_back({"cached_attention" + size, cached_attention(t, length)});
   }
+  add_ends(to, t);
   cases.insert(cases.end(),
-               {{"embedding_forward" + type, embedding_forward(t)},
-                {"embedding_backward" + type, embedding_backward(t)},
-                {"dropout" + type, dropout(t)},
-                {"cross_entropy" + type, cross_entropy(t)},
-                {"squared_error" + type, squared_error(t)},
+               {{"squared_error" + type, squared_error(t)},
                 {"dequantize/nf4" + type, dequantize(WeightFormat::kNf4, t)},
                 {"dequantize/nf4-double" + type, dequantize(WeightFormat::kNf4Double, t)},
                 {"dequantize/int8" + type, dequantize(WeightFormat::kInt8, t)}});
@@ -578,11 +459,14 @@ void add_state(std::vector<KernelCase>& cases, DType t) {
     cases.push_back({concat("optimizer_step/", optimizer.name, "/parameter:", to_string(t)),
                      optimizer_step(optimizer, t)});
   }
+  const Cases to{cases, t};
+  to.add("add", &KernelTable::add, [t](Operands& o) {
+    return AddArgs{.src = o.random({kShard}, t), .dst = o.random({kShard}, t)};
+  });
   cases.insert(cases.end(), {{"exact_squares" + type, exact_squares(t)},
                              {"find_non_finite" + type, find_non_finite(t)},
                              {"ordered_sum" + type + "/sources:2", ordered_sum(t, 2)},
                              {"ordered_sum" + type + "/sources:4", ordered_sum(t, 4)},
-                             {"add" + type, add(t)},
                              {"fill" + type, fill(t)}});
 }
 
@@ -595,15 +479,21 @@ std::vector<KernelCase> kernel_cases() {
     add_layers(cases, t);
   }
   for (const DType t : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) add_state(cases, t);
-  cases.insert(cases.end(), {{"cast/fp32->bf16", cast(kFloat, DType::kBFloat16)},
-                             {"cast/bf16->fp32", cast(DType::kBFloat16, kFloat)},
-                             {"cast/fp32->fp16", cast(kFloat, DType::kFloat16)},
-                             {"cast/fp16->fp32", cast(DType::kFloat16, kFloat)},
-                             {"exact_sum/fp32", exact_sum()},
-                             {"loss_scale/fp32", loss_scale()},
-                             {"step_results/fp64", step_results()},
-                             {"update_loss_scaler/fp32", update_loss_scaler()},
-                             {"fill_normal/fp32", fill_normal()}});
+  cases.insert(cases.end(),
+               {{"cast/fp32->bf16", cast(kFloat, DType::kBFloat16)},
+                {"cast/bf16->fp32", cast(DType::kBFloat16, kFloat)},
+                {"cast/fp32->fp16", cast(kFloat, DType::kFloat16)},
+                {"cast/fp16->fp32", cast(DType::kFloat16, kFloat)},
+                {"exact_sum/fp32", exact_sum()},
+                {"loss_scale/fp32", loss_scale()},
+                {"step_results/fp64", step_results()},
+                {"update_loss_scaler/fp32", update_loss_scaler()},
+                {"fill_normal/fp32", [](KernelLab& lab) {
+                   Operands o{lab};
+                   const FillNormalArgs args{.dst = o.empty({kShard}, kFloat), .key = {1, 2}};
+                   return call_of(o, &KernelTable::fill_normal, args, bytes_of({args.dst}),
+                                  bytes_of({args.dst}));
+                 }}});
   return cases;
 }
 

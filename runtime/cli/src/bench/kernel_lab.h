@@ -26,6 +26,7 @@ class KernelLab {
   bool on_gpu() const { return device_->kind() == DeviceKind::kCuda; }
   int threads() const { return threads_; }
   const KernelTable& kernels() const { return kernels_; }
+  Stream& stream() { return *stream_; }
 
   Tensor empty(const Shape& shape, DType dtype);
   /// Normal numbers, fp32, bf16 or fp16.

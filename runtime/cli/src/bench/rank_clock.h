@@ -30,7 +30,7 @@ class RankClock {
   std::vector<double> one_by_one(int calls, const std::function<void()>& issue);
   /// Blocks until all ranks are here.
   void meet();
-  /// Of each value the largest over ranks; all give as many. A host operation.
+  /// Gives the largest of each value over ranks; all pass as many. A host operation.
   std::vector<double> longest(std::vector<double> values);
   /// The sum over ranks.
   double total(double value);

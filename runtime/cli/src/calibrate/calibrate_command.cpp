@@ -13,6 +13,8 @@
 #include "output/terminal.h"
 #include "run/interrupt.h"
 #include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
 #include "tessera/core/cuda_device.h"
@@ -56,10 +58,10 @@ std::vector<GemmArgs> gemms_of_run(Config& config, TrainerOptions options) {
   const Model model = make_model(choice);
   const TokenShapes shapes(choice.sequence_length);
   options.evaluation_samples = evaluation_division(options).samples_per_step();
-  return record_gemms(make_training_plan(model, shapes, options, &shapes), model, shapes, &shapes);
+  return record_gemms(make_training_plan({model, shapes, &shapes}, options));
 }
 
-/// What the file has, of this machine; empty if there is none yet.
+/// Reads the file's table for this machine; empty if there is no file yet.
 GemmTable table_to_extend(const std::string& path, const GemmMachine& machine) {
   if (!holds_something(path)) return {.machine = machine};
   GemmTable table = read_gemm_table(path);
@@ -152,7 +154,7 @@ class ProgressLine {
   bool open_ = false;
 };
 
-/// Of this machine's first visible GPU.
+/// Profiles this machine's first visible GPU.
 HardwareProfile profile_of_gpu(CalibrationOptions options) {
   const auto device = make_cuda_device();
   const CudaStatus status = cuda_status();
@@ -166,25 +168,21 @@ HardwareProfile profile_of_gpu(CalibrationOptions options) {
 }
 
 void say_busy(const std::vector<std::string>& disturbances, bool anyway) {
-  std::cerr << for_reader(inspect(stderr),
-                          concat(anyway ? "note" : "error",
-                                 ": this machine is busy: ", tessera::joined(disturbances, "; "),
-                                 anyway ? ""
-                                        : ". A profile of it would predict steps that are too "
-                                          "slow, so none was written; calibrate while nothing else "
-                                          "runs, or with --anyway"))
-            << "\n";
+  print_line(stderr, concat(anyway ? "note" : "error",
+                            ": this machine is busy: ", tessera::joined(disturbances, "; "),
+                            anyway ? ""
+                                   : ". A profile of it would predict steps that are too "
+                                     "slow, so none was written; calibrate while nothing else "
+                                     "runs, or with --anyway"));
 }
 
 void write_profile(const std::string& path, const HardwareProfile& profile) {
   replace_file(path, kProfileFlag, to_text(profile));
   const MeasurementNoise& noise = *profile.noise;
   if (noise.left_out > 0) {
-    std::cout << for_reader(inspect(stdout),
-                            concat(noise.left_out, " of ", noise.points + noise.left_out,
-                                   " points were left out, and the sizes nearest to them stand for "
-                                   "them; a longer --time-budget measures more"))
-              << "\n";
+    print_line(stdout, concat(noise.left_out, " of ", noise.points + noise.left_out,
+                              " points were left out, and the sizes nearest to them stand for "
+                              "them; a longer --time-budget measures more"));
   }
   std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
 }

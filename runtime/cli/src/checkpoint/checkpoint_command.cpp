@@ -21,7 +21,7 @@
 namespace tessera::cli {
 namespace {
 
-/// What is asked of `tessera checkpoint`.
+/// The command line of `tessera checkpoint`.
 struct CheckpointRequest {
   std::string path{};
   std::string output{};   ///< of a conversion
@@ -106,7 +106,7 @@ void print_values(const char* heading, const std::vector<NamedText>& values) {
     text += concat(std::exchange(first, false) ? "" : ", ", value.name, " ", value.value);
   }
   if (values.empty()) text += "none";
-  std::cout << for_reader(inspect(stdout), text, 10) << "\n";
+  print_line(stdout, text, 10);
 }
 
 int inspect_checkpoint(const CheckpointRequest& request) {
@@ -225,7 +225,7 @@ HuggingFaceOptions folder_options(const CheckpointRequest& request, const Pretra
           .files = from.companion_files()};
 }
 
-/// What the weights of a folder are, if they are not fp32 or were not.
+/// Names the format of a folder's weights, if they are not fp32 or were not.
 std::string dtype_note(const CheckpointRequest& request, const PretrainedGpt& from) {
   const DType dtype = folder_dtype(request, from);
   if (dtype == DType::kFloat32 && from.dtype() == dtype) return "";

@@ -7,7 +7,7 @@
 
 namespace tessera::cli {
 
-/// What has become of a child.
+/// The outcome of a child.
 struct ChildResult {
   bool trained = false;  ///< it has ended well
   std::string why{};     ///< it has failed; "": it was interrupted

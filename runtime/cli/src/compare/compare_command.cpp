@@ -72,7 +72,8 @@ std::vector<Setting> compare_settings() {
                         .minimum = 1})};
 }
 
-/// What compare gives to a run itself, or what makes no sense in a series of short ones.
+/// True of a setting that compare gives to a run itself, or that makes no sense in a series of
+/// short runs.
 bool is_left_to_compare(const Setting& setting) {
   constexpr std::array kNames{"ranks",      "ranks_per_node",   "resume",     "save",
                               "save_every", "save_total_limit", "save_async", "save_failures",
@@ -138,7 +139,7 @@ std::string path_in(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
-/// As far as it can be told before anything is planned or written.
+/// Refuses a folder that cannot take the results, before anything is planned or written.
 void check_folder(const std::string& folder) {
   for (const char* name : {"results.json", "report.html", "runs/cell-1-repeat-1.jsonl"}) {
     check_writable(path_in(folder, name), "--out", Writing::kByReplacing);
@@ -151,7 +152,7 @@ void replace(const std::string& path, const std::string& text) {
   disk().rename(path + ".new", path);
 }
 
-/// What an earlier call has done of the matrix, or nothing of it.
+/// The matrix with the results of an earlier call, or without any.
 Comparison begin_or_resume(const CompareRequest& request, Comparison planned) {
   const std::string path = path_in(request.folder, "results.json");
   if (!holds_something(path)) return planned;
@@ -269,9 +270,7 @@ class Matrix {
     return child;
   }
 
-  void tell(const std::string& line) const {
-    std::cerr << for_reader(inspect(stderr), line, 4) << "\n";
-  }
+  void tell(const std::string& line) const { print_line(stderr, line, 4); }
   std::string in_folder(const std::string& name) const { return path_in(request_.folder, name); }
   void keep_results() const { replace(in_folder("results.json"), to_text(results_)); }
 
@@ -332,10 +331,7 @@ int run_compare(const CompareRequest& request) {
           "no cell of the matrix can run: ", results.cells.front().why);
   for (const ComparedCell& cell : results.cells) {
     if (cell.state != CellState::kImpossible) continue;
-    std::cerr << for_reader(inspect(stderr),
-                            concat("note: impossible: ", cell_label(results, cell), ": ", cell.why),
-                            2)
-              << "\n";
+    print_line(stderr, concat("note: impossible: ", cell_label(results, cell), ": ", cell.why), 2);
   }
   begin_folder(request, results);
   const int signal = request.only_simulates ? 0 : Matrix(request, results).run();

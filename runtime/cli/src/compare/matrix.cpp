@@ -9,6 +9,8 @@
 #include "env/report_part.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
 #include "simulate/simulated_run.h"
@@ -50,7 +52,7 @@ std::vector<NamedText> settings_of(const Config& config, const std::vector<Swept
   return settings;
 }
 
-/// What timings depend on, and nothing that differs from one moment to the next.
+/// The facts of the machine that timings depend on; none differs from one moment to the next.
 std::vector<NamedText> fingerprint() {
   const Machine machine = probe_machine();
   std::vector<NamedText> rows{
@@ -90,7 +92,7 @@ std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<Actio
   return result;
 }
 
-/// What this machine will do.
+/// Predicts memory and traffic of a cell on this machine.
 void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell) {
   config.set_effective("ranks_per_node", 0);  // of the simulated machine, not of this one
   const GptChoice choice = choose_gpt(config);
@@ -103,7 +105,7 @@ void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell
   cell.tokens_per_step = sample_division(plan.options).samples_per_step() * choice.sequence_length;
 }
 
-/// What the profile's machine would do. Ranks of a CPU are all on one node.
+/// Predicts a cell on the profile's machine. Ranks of a CPU are all on one node.
 SimulatedRun simulate_cell(const CompareRequest& request, const Config& config) {
   const bool is_gpu = request.profile->device == "cuda";
   const auto per_node = config.get<std::int64_t>(is_gpu ? "ranks_per_node" : "ranks");
@@ -112,7 +114,7 @@ SimulatedRun simulate_cell(const CompareRequest& request, const Config& config) 
 
 SimulatedTime time_of_step(const SimulatedRun& run) {
   return {run.step.seconds, run.step.communication.exposed, run.step.communication.busy,
-          spans_of(run.plan.schedule, run.step.spans)};
+          spans_of(run.plan().schedule, run.step.spans)};
 }
 
 /// Ranks of a CPU share its memory.
@@ -128,15 +130,15 @@ void require_fit(const HardwareProfile& profile, std::int64_t device_bytes, std:
 void predict_elsewhere(const CompareRequest& request, const Config& config, ComparedCell& cell) {
   const SimulatedRun run = simulate_cell(request, config);
   require_fit(*request.profile, run.memory, cell.ranks);
-  cell.predicted = CellPrediction{.peak = run.plan.memory,
-                                  .traffic = run.plan.traffic,
+  cell.predicted = CellPrediction{.peak = run.plan().memory,
+                                  .traffic = run.plan().traffic,
                                   .device_bytes = run.memory,
                                   .time = time_of_step(run)};
   cell.tokens_per_step = run.tokens;
   cell.state = CellState::kDone;
 }
 
-/// Of a cell that can run: without it, it runs all the same.
+/// Adds the simulated time to a cell that can run; without it, it runs all the same.
 void add_simulated_time(const CompareRequest& request, const Config& config,
                         const std::string& label, ComparedCell& cell, std::ostream& notes) {
   try {

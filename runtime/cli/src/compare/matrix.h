@@ -12,7 +12,7 @@
 
 namespace tessera::cli {
 
-/// What `tessera compare` is asked for.
+/// The command line of `tessera compare`.
 struct CompareRequest {
   Config config;  ///< of the runs, but for the axes
   std::vector<Swept> axes{};

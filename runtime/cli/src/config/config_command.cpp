@@ -70,7 +70,7 @@ void save(const std::string& text, const fs::path& path) {
   }
   const std::string saved = concat("configuration saved at ", path.string(), "\n'tessera explain ",
                                    path.string(), "' tells what it means");
-  std::cout << for_reader(inspect(stdout), saved) << "\n";
+  print_line(stdout, saved);
 }
 
 MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {
@@ -151,7 +151,7 @@ int save_default(const std::string& given, const std::string& precision, bool ov
   return kExitGood;
 }
 
-/// What the file says. Whether a run can use that is not for an update to judge.
+/// Reads the file. An update does not judge whether a run can use it.
 nlohmann::json read_accelerate(const std::string& path) {
   const ConfigContents contents = read_config(
       path,

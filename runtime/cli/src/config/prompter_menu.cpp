@@ -86,7 +86,7 @@ struct Press {
   std::size_t digit = 0;
 };
 
-/// What follows Escape: "[A" or "OA", unless the key itself was pressed.
+/// Reads the rest of an escape sequence: "[A" or "OA", unless the key itself was pressed.
 Press read_escape(int input) {
   constexpr int kPatienceMs = 50;  // a terminal sends a sequence at once
   pollfd waiting{.fd = input, .events = POLLIN, .revents = 0};
@@ -136,7 +136,7 @@ void erase_last_character(std::string& text) {
   if (!text.empty()) text.pop_back();
 }
 
-/// What of `text` fits into so many columns: its end.
+/// The end of `text` that fits into so many columns.
 std::string end_of(std::string text, int columns) {
   while (columns_of(text) > columns || (!text.empty() && goes_on(text.front()))) text.erase(0, 1);
   return text;

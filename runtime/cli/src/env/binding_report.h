@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-/// As `--ranks`, `--bind` and `--bind-core-list` say; 0 ranks: nothing is asked.
+/// The flags `--ranks`, `--bind` and `--bind-core-list`; 0 ranks: nothing is asked.
 struct BindingQuestion {
   int ranks = 0;
   std::string bind = "auto";

@@ -13,7 +13,7 @@ namespace {
 
 const char* variable(const char* name) { return std::getenv(name); }
 
-/// As a run would read it, whose refusals it throws.
+/// Reads the file as a run would. Throws as a run does.
 Config read(const std::string& path) {
   Config config(
       joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));

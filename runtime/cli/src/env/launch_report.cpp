@@ -15,8 +15,8 @@ extern "C" char** environ;
 namespace tessera::cli {
 namespace {
 
-/// Of launchers, config files and libraries; a whole name ends in "=". What might hold a secret, as
-/// PMI_SHARED_SECRET does, is not among them.
+/// Prefixes of the variables of launchers, config files and libraries; a whole name ends in "=".
+/// Variables that might hold a secret, as PMI_SHARED_SECRET does, are not among them.
 constexpr std::array kPrefixes{
     // launchers
     "RANK=", "WORLD_SIZE=", "LOCAL_RANK=", "LOCAL_WORLD_SIZE=", "MASTER_", "TORCHELASTIC_",

@@ -5,7 +5,7 @@
 
 namespace tessera::cli {
 
-/// What this build was made with and has found, and the GPUs.
+/// The libraries that this build was made with and has found, and the GPUs.
 ReportPart library_report(const CudaStatus& cuda);
 
 /// A GPU for programs.

@@ -6,7 +6,7 @@
 
 namespace tessera::cli {
 
-/// What Linux says of the machine; empty or 0 where it says nothing.
+/// The machine as Linux describes it; empty or 0 where it says nothing.
 struct Machine {
   std::string system{};  ///< "Debian GNU/Linux 12 (bookworm)"
   std::string kernel{};  ///< "Linux 6.1.0 x86_64"

@@ -11,6 +11,7 @@
 #include "output/json_output.h"
 #include "output/terminal.h"
 #include "settings/command_line.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/compat/habits.h"
 #include "tessera/core/error.h"
@@ -32,7 +33,7 @@ nlohmann::ordered_json json_of(const Config& config) {
   return {{"kind", "explain"}, {"files", files}, {"settings", settings}};
 }
 
-/// What is asked of `tessera explain`.
+/// The command line of `tessera explain`.
 struct ExplainRequest {
   std::string path{};
   bool all = false;
@@ -71,7 +72,7 @@ void print_refused(std::ostream& out, const ConfigTranslation& translation,
   print_hint(out, translation.path);
 }
 
-/// What --strategy alone asks for.
+/// Explains the strategy of --strategy, without a file.
 int explain_strategy(const Config& config, const ExplainRequest& request) {
   const Strategy& strategy = find_strategy(config.get<std::string>("strategy"));
   const Placement& placement = strategy.placement;

@@ -14,7 +14,7 @@ void print_verdict(std::ostream& out, const ConfigTranslation& translation);
 /// Every key and what it means, then what Accelerate or DeepSpeed does otherwise.
 void print_keys(std::ostream& out, const ConfigTranslation& translation);
 
-/// What needs a change, or is otherwise than under Accelerate or DeepSpeed.
+/// Prints the keys that need a change, or are otherwise than under Accelerate or DeepSpeed.
 void print_findings(std::ostream& out, const ConfigTranslation& translation);
 
 /// The settings that are given and are not our defaults.

@@ -17,8 +17,8 @@ namespace {
 // Every token of a sample runs the model once: by default only where that takes seconds.
 constexpr std::int64_t kSmallModel = 20'000'000;
 constexpr std::int64_t kDefaultTokens = 200;
-// Of text that is read byte by byte. English whose letters are drawn by their frequency has about
-// 3; at 2 a model puts short words together.
+// The loss per byte at which a model puts short words together. English whose letters are drawn by
+// their frequency has about 3.
 constexpr double kLossWithWords = 2.0;
 
 void check_above_zero(const nlohmann::json& value) {

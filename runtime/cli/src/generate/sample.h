@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "settings/gpt_settings.h"
+#include "settings/gpt_choice.h"
 #include "tessera/compat/config.h"
+#include "tessera/model/dataset.h"
 #include "tessera/model/generate.h"
 
 namespace tessera::cli {
@@ -32,10 +33,10 @@ enum class PromptKind : std::uint8_t { kPlain, kWithSpecialTokens, kChat };
 std::vector<std::int32_t> prompt_tokens(const Config& config, const Tokenizer* tokenizer,
                                         PromptKind kind);
 
-/// What --temperature, --top-k, --top-p and --seed say.
+/// The options of --temperature, --top-k, --top-p and --seed.
 GenerateOptions sampling_options(const Config& config);
 
-/// What a model has written.
+/// A text that a model has written.
 struct Continuation {
   std::vector<std::int32_t> tokens{};
   bool has_ended = false;  ///< by a token that ends a text, which is not among them
@@ -58,8 +59,8 @@ void write_text(const Config& config, const NextLogits& next_logits, const Token
                 PromptKind kind, std::span<const std::int32_t> ends, const TextLength& length,
                 std::ostream& out, const std::function<bool()>& go_on);
 
-/// What the model continues the prompt with, prompt included, safe to show; asked after each token
-/// whether to go on. `parameters`: values by name.
+/// Continues the prompt; gives the text with the prompt, safe to show. `go_on` is asked
+/// after each token whether to go on. `parameters`: values by name.
 std::string make_sample(const Config& config, const GptChoice& choice, int threads,
                         const std::map<std::string, std::vector<float>>& parameters,
                         const std::function<bool()>& go_on);

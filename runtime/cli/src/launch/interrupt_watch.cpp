@@ -8,44 +8,32 @@
 #include "commands.h"
 #include "output/terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/core/start_thread.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kInterval{100};
 /// How long process 0 may take to end the step and the run, if it has been signalled as well. The
 /// run is over in 5 s, which takes all processes a moment.
 constexpr std::chrono::seconds kPatience{4};
-/// The same when it surely has been: a last checkpoint may take a while. Launchers kill what has
-/// not ended earlier than this.
+/// The patience with processes that surely have had the signal: a last checkpoint may take a while.
+/// Launchers kill processes earlier than this.
 constexpr std::chrono::seconds kPatienceWithAll{600};
 
 }  // namespace
 
 InterruptWatch::InterruptWatch(const InterruptGuard& interrupt, const World* world,
                                GraceOfRun limit)
-    : interrupt_(interrupt), world_(world), limit_(limit) {
-  watcher_ = start_thread("the watch for signals", [this] { watch(); });
-}
+    : interrupt_(interrupt),
+      world_(world),
+      limit_(limit),
+      watcher_("the watch for signals", [this](const std::stop_token& over) { watch(over); }) {}
 
-InterruptWatch::~InterruptWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
-  }
-  changed_.notify_all();
-  if (watcher_.joinable()) watcher_.join();
-}
-
-void InterruptWatch::watch() {
-  std::unique_lock lock(mutex_);
-  const auto over = [this] { return over_; };
+void InterruptWatch::watch(const std::stop_token& over) const {
   while (interrupt_.signal() == 0) {
-    if (changed_.wait_for(lock, kInterval, over)) return;
+    if (!sleeps(over, kInterval)) return;
   }
   const auto limit = patience();
-  if (!limit || changed_.wait_for(lock, *limit, over)) return;
+  if (!limit || !sleeps(over, *limit)) return;
   if (decides()) give_up();
   const std::string reason =
       concat("process ", world_->process(), " was ended by SIG", sigabbrev_np(interrupt_.signal()));

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
-#include <thread>
 
 #include "run/interrupt.h"
+#include "run/watcher.h"
 #include "tessera/collectives/world.h"
 
 namespace tessera::cli {
@@ -24,12 +22,9 @@ class InterruptWatch {
  public:
   /// `world`: null for one process. It and `interrupt` must outlive the watch.
   InterruptWatch(const InterruptGuard& interrupt, const World* world, GraceOfRun limit);
-  ~InterruptWatch();
-  InterruptWatch(const InterruptWatch&) = delete;
-  InterruptWatch& operator=(const InterruptWatch&) = delete;
 
  private:
-  void watch();
+  void watch(const std::stop_token& over) const;
   bool decides() const { return world_ == nullptr || world_->process() == 0; }
   std::optional<std::chrono::seconds> patience() const;
   void give_up() const;
@@ -37,10 +32,7 @@ class InterruptWatch {
   const InterruptGuard& interrupt_;
   const World* const world_;
   const GraceOfRun limit_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread watcher_{};
+  const Watcher watcher_;  ///< last: it uses the others
 };
 
 }  // namespace tessera::cli

@@ -132,7 +132,7 @@ LaunchCommand::LaunchCommand(CLI::App& app) : command_(&app) {
          "where node 0 listens (default: 29500 with several nodes, else 0, a free one)");
   add("--job-token", r.job_token, "TEXT",
       "a secret, the same on every node, that keeps others out (better: TESSERA_JOB_TOKEN)");
-  // Of all machines together, as Accelerate counts; --processes is of this one.
+  // Accelerate counts the processes of all machines together; --processes is of this one.
   number("--num-processes", r.all_processes, 1, kMaxRanks, "N", "processes of all machines")
       ->group("");
   add("--gpu-ids", r.gpu_ids, "LIST", "GPUs that the processes may use: 0,1 or all");
@@ -188,7 +188,7 @@ LaunchResult run_attempt(const LaunchLayout& layout, const LaunchRequest& reques
   for (int local = 0; local < layout.processes.value; ++local) {
     ProcessOptions options = process_options(layout, local, port, listener);
     if (attempt > 0) {
-      // What is left of an earlier attempt, on this machine or another one, must not take part.
+      // Processes left of an earlier attempt, on this machine or another one, must not take part.
       std::string& token = options.variables[kJobToken];
       if (const char* const secret = std::getenv(kJobToken); token.empty() && secret != nullptr) {
         token = secret;
@@ -246,7 +246,7 @@ int run_launch(const LaunchRequest& request) {
   const int first = layout.processes.value;
   for (int attempt = 0;; ++attempt) {
     const LaunchResult result = run_attempt(layout, request, first, attempt);
-    // What the settings or the data forbid, they forbid again.
+    // A run that settings or data forbid is forbidden again.
     const bool again = result.exit_code != kExitGood && result.exit_code != kExitUsage &&
                        !result.was_asked && attempt < request.max_restarts;
     if (!again) return result.exit_code;

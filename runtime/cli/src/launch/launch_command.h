@@ -12,7 +12,7 @@ namespace tessera::cli {
 class LaunchCommand {
  public:
   explicit LaunchCommand(CLI::App& app);
-  /// What the flags say; `command` is what follows them. Throws Error{kConfig} on an unknown flag.
+  /// The request of the flags; `command` follows them. Throws Error{kConfig} on an unknown flag.
   LaunchRequest request(std::vector<std::string> command) const;
 
  private:

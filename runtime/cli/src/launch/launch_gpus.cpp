@@ -11,8 +11,8 @@
 namespace tessera::cli {
 namespace {
 
-/// What the list may say: CUDA numbers the GPUs of the machine, but if this process may use only
-/// some, its children cannot use others.
+/// The numbers that the list may have: CUDA numbers the GPUs of the machine, but if this process
+/// may use only some, its children cannot use others.
 std::vector<std::string> numbers_of(const CudaStatus& cuda) {
   std::vector<std::string> numbers;
   for (const CudaGpu& gpu : cuda.gpus) numbers.push_back(std::to_string(gpu.ordinal));

@@ -65,7 +65,7 @@ Stated<int> processes_of(const ConfigTranslation& file, const LaunchLayout& layo
 
 // ---- The token ----------------------------------------------------------------------------------
 
-/// Of one machine, nobody has to know it.
+/// On one machine nobody has to know the token.
 std::string job_token_of(const LaunchRequest& request, bool several) {
   require(request.job_token != "", ErrorCode::kConfig,
           "--job-token is empty; give a secret, the same on every node");

@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-/// What `tessera launch` is asked for on the command line; what is absent, a config file may say.
+/// The command line of `tessera launch`; a config file may say what is absent.
 struct LaunchRequest {
   std::string config{};
   std::optional<int> processes{};      ///< on this machine

@@ -29,7 +29,7 @@ class LaunchedCommand {
 
   const std::vector<std::string>& words() const { return words_; }
   const std::string& name() const { return words_.front(); }
-  /// What --help prints; empty if it is not there.
+  /// The text of --help; empty if it is not there.
   const std::string& help() const { return help_; }
   const std::string& config_path() const { return config_path_; }
   bool takes_default_config() const {

@@ -216,15 +216,16 @@ std::string describe_shape(const Schedule& schedule) {
          counted(slots(Role::kGradient), "gradient slot");
 }
 
-std::string describe_model(const Model& model, const TrainingPlan& plan) {
+std::string describe_model(const TrainingPlan& plan) {
+  const Model& model = plan.inputs.model;
   const std::int64_t all = parameter_count(model), trained = trained_count(model);
   const std::string of_them =
       trained == all ? ""
                      : concat(" (", with_prefix(static_cast<double>(trained)), " trained",
                               plan.options.trainable_strategy.empty() ? "" : ", ",
                               plan.options.trainable_strategy, ")");
-  return with_prefix(static_cast<double>(all)) + " parameters" + of_them + " in " +
-         counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+  return model.name + ": " + with_prefix(static_cast<double>(all)) + " parameters" + of_them +
+         " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
 void print_memory(std::ostream& out, const TrainingPlan& plan) {
@@ -255,7 +256,7 @@ void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
   table.add({"needs of its GPU", format_bytes(needed), with_commas(needed)});
   table.print(out);
   for (const OverheadItem& item : items) {
-    out << wrapped(concat("  ", item.name, ": ", item.source), kColumns, 4) << "\n";
+    print_paragraph(out, concat("  ", item.name, ": ", item.source), 4);
   }
 }
 
@@ -286,18 +287,17 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
 
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements) {
-  out << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, kIndent) << "\n";
+  print_paragraph(out, "schedule  " + describe_shape(plan.schedule), kIndent);
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   if (summary.evaluation) {
-    out << wrapped("evaluated " + describe_evaluation(*summary.evaluation), kColumns, kIndent)
-        << "\n";
+    print_paragraph(out, "evaluated " + describe_evaluation(*summary.evaluation), kIndent);
     if (const auto& best = summary.evaluation->best) {
       const CheckpointOptions& saves = plan.options.checkpoints;
-      out << wrapped(concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
-                            saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
-                     kColumns, kIndent)
-          << "\n";
+      print_paragraph(out,
+                      concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
+                             saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
+                      kIndent);
     }
   }
   const SpeedRates rates{summary.tokens_per_second, summary.positions_per_second};
@@ -309,7 +309,7 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   }
   if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";
   if (summary.timeline && plan.options.ranks > 1) speed += ", " + exposed_share(*summary.timeline);
-  out << wrapped(speed, kColumns, kIndent) << "\n";
+  print_paragraph(out, speed, kIndent);
   print_memory_comparison(out, summary);
   print_traffic_comparison(out, summary);
   if (plan.options.hash_parameters) {

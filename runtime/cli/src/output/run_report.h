@@ -27,17 +27,18 @@ std::string describe_best(const EvaluationRecord& record, std::int64_t patience)
 std::string describe_trace(const TrainerOptions& options, std::int64_t traced);
 /// "58 actions per step (12 unshard, ...), 6 units, 2 parameter slots, 2 gradient slots".
 std::string describe_shape(const Schedule& schedule);
-/// "0.82 M parameters in 6 units".
-std::string describe_model(const Model& model, const TrainingPlan& plan);
+/// "gpt2-tiny: 0.82 M parameters in 6 units".
+std::string describe_model(const TrainingPlan& plan);
 
 /// Memory of one rank by category, as predicted, and what is offloaded.
 void print_memory(std::ostream& out, const TrainingPlan& plan);
-/// What a rank takes of its GPU beside that, by item with its source; nothing for a run on the CPU.
+/// Prints the memory that a GPU holds beside that, by item with its source; nothing for a run on
+/// the CPU.
 void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan);
 /// Bytes and calls of one rank's step by kind of collective, as predicted, and copied bytes.
 void print_traffic(std::ostream& out, const Traffic& predicted);
 
-/// What a finished run came to, with each prediction beside its measurement.
+/// Prints the results of a finished run, each prediction beside its measurement.
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements);
 

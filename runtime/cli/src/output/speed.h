@@ -4,7 +4,7 @@
 
 namespace tessera::cli {
 
-/// Of a run, per second: losses that count, and positions that are computed.
+/// The speed of a run per second: losses that count, and positions that are computed.
 struct SpeedRates {
   double tokens = 0.0;
   double positions = 0.0;

@@ -12,11 +12,13 @@
 #include "output/json_output.h"
 #include "output/terminal.h"
 #include "output/text_table.h"
-#include "settings/command_line.h"
+#include "plan/planned_run.h"
 #include "settings/flag_aliases.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/model_names.h"
 #include "settings/option_names.h"
+#include "settings/sweep.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -41,14 +43,10 @@ std::vector<Setting> size_settings() {
 
 struct Request {
   std::vector<std::string> dtypes{"float32", "bfloat16", "float16", "int8", "int4"};
-  std::vector<int> ranks{8};
-  int ranks_per_node = 0;  ///< all on one
+  std::vector<std::string> ranks{"8"};
   std::vector<std::string> strategies{};
   std::vector<std::string> precisions{"bf16"};
-  std::int64_t micro_batch = 1;
-  std::string optimizer = "adamw";
-  DeviceChoice device = DeviceChoice::kAuto;
-  Config model{model_settings()};
+  Config config{joined({model_settings(), trainer_settings()})};
   bool json = false;
 };
 
@@ -63,8 +61,8 @@ int bits_of(const std::string& dtype) {
        "; choose float32, float16, bfloat16, int8 or int4");
 }
 
-/// As Accelerate counts: a block is never split, of the rest every module is a layer of its own. So
-/// the two embeddings are two, though one layer here has both.
+/// Accelerate never splits a block, and takes every other module for a layer of its own. So the two
+/// embeddings are two, though one layer here has both.
 std::int64_t largest_layer(const Model& model) {
   std::map<std::string, std::int64_t> numel;
   for (const auto& layer : model.layers) {
@@ -79,7 +77,7 @@ std::int64_t largest_layer(const Model& model) {
   return largest;
 }
 
-/// What Accelerate's table holds. Its training column is the largest of model, gradients, optimizer
+/// A row of Accelerate's table. Its training column is the largest of model, gradients, optimizer
 /// and step: 4 times the model in fp32, and as many bytes as 2 fp32 models in 16 bits.
 struct LoadRow {
   std::string dtype;
@@ -87,9 +85,9 @@ struct LoadRow {
   std::int64_t training = 0;  ///< 0: not trainable
 };
 
-std::vector<LoadRow> load_rows(const Model& model, const Request& request) {
+std::vector<LoadRow> load_rows(const Model& model, const std::vector<std::string>& dtypes) {
   std::vector<LoadRow> rows;
-  for (const std::string& dtype : request.dtypes) {
+  for (const std::string& dtype : dtypes) {
     const int bits = bits_of(dtype);
     const std::int64_t whole = parameter_count(model) * 4;
     rows.push_back({.dtype = dtype,
@@ -102,7 +100,7 @@ std::vector<LoadRow> load_rows(const Model& model, const Request& request) {
   return rows;
 }
 
-/// What one rank needs, from the plan.
+/// The needs of one rank, from the plan.
 struct PlanRow {
   std::string strategy, precision;
   int ranks = 1;
@@ -133,40 +131,35 @@ struct PlanRows {
   std::vector<Impossible> impossible{};
 };
 
-PlanRow plan_row(const Model& model, std::int64_t sequence_length, const TrainerOptions& options) {
-  PlanRow row{.strategy = options.strategy,
-              .precision = std::string(to_string(options.precision)),
-              .ranks = options.ranks};
-  const TokenShapes shapes(sequence_length);
-  for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
-    TrainerOptions recomputing = options;
-    recomputing.policy.recompute = kRecomputes[r];
-    const TrainingPlan plan = make_training_plan(model, shapes, recomputing);
-    row.peaks[r] = plan.memory;
-    row.device_bytes[r] = device_bytes(plan);
-  }
-  return row;
-}
-
-PlanRows plan_rows(const Model& model, std::int64_t sequence_length, const Request& request) {
+/// A sweep over precisions and recomputation for each number of ranks and each strategy.
+PlanRows plan_rows(const Request& request) {
   PlanRows all;
-  for (const int ranks : request.ranks) {
+  Config config = request.config;
+  const std::vector<Swept> sweep{{"precision", request.precisions},
+                                 {"recompute", {"none", "selective", "full"}}};
+  const auto add = [&](Config own, const std::vector<std::string>& /*values*/) {
+    const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
+    const TrainerOptions& options = run.plan.options;
+    const auto column = static_cast<std::size_t>(options.policy.recompute);
+    if (column == 0)
+      all.rows.push_back(
+          {options.strategy, std::string(to_string(options.precision)), options.ranks});
+    all.rows.back().peaks.at(column) = run.plan.memory;
+    all.rows.back().device_bytes.at(column) = device_bytes(run.plan);
+  };
+  for (const std::string& text : request.ranks) {
+    config.set_text("ranks", text);
+    const auto ranks = static_cast<int>(config.get<std::int64_t>("ranks"));
+    const auto per_node = static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
     for (const std::string& name : strategies_of(request)) {
       const Strategy& strategy = find_strategy(name);
-      if (strategy.hybrid && default_replicas(strategy, ranks, request.ranks_per_node) == 1) {
+      if (strategy.hybrid && default_replicas(strategy, ranks, per_node) == 1) {
         all.impossible.push_back({strategy.name, ranks});
         continue;
       }
-      for (const std::string& precision : request.precisions) {
-        all.rows.push_back(plan_row(model, sequence_length,
-                                    {.strategy = strategy.name,
-                                     .ranks = ranks,
-                                     .ranks_per_node = request.ranks_per_node,
-                                     .micro_batch = request.micro_batch,
-                                     .precision = parse_dtype(precision),
-                                     .optimizer = {.name = request.optimizer},
-                                     .device = request.device}));
-      }
+      config.set_text("strategy", strategy.name);
+      const std::vector<LeftOut> left_out = each_combination(config, sweep, add);
+      require(left_out.empty(), ErrorCode::kConfig, left_out.empty() ? "" : left_out[0].why);
     }
   }
   require(!all.rows.empty(), ErrorCode::kConfig,
@@ -208,9 +201,9 @@ void print_json(const Request& request, const Estimate& estimate) {
   }
   const nlohmann::ordered_json object{{"kind", "estimate-memory"},
                                       {"model", estimate.model},
-                                      {"micro_batch", request.micro_batch},
-                                      {"optimizer", request.optimizer},
-                                      {"ranks_per_node", request.ranks_per_node},
+                                      {"micro_batch", request.config.value("micro_batch")},
+                                      {"optimizer", request.config.value("optimizer")},
+                                      {"ranks_per_node", request.config.value("ranks_per_node")},
                                       {"sequence_length", estimate.sequence_length},
                                       {"loading", loading},
                                       {"training", training},
@@ -233,9 +226,13 @@ void print_text(const Request& request, const Estimate& estimate) {
                  "The table above is Accelerate's (and bfloat16, which Accelerate lacks), without "
                  "activations or sharding. The table below is what one rank in training needs of "
                  "its device, from the plan (a run measures the same, to the byte)",
-                 request.device == DeviceChoice::kCuda ? ", with what a GPU holds beside it" : "",
-                 ": micro-batch ", request.micro_batch, ", sequences of ", estimate.sequence_length,
-                 ", fp32 master weights, the states of ", request.optimizer,
+                 request.config.get<std::string>("device") == "cuda"
+                     ? ", with what a GPU holds beside it"
+                     : "",
+                 ": micro-batch ", request.config.get<std::int64_t>("micro_batch"),
+                 ", sequences of ", estimate.sequence_length,
+                 ", fp32 master weights, the states of ",
+                 request.config.get<std::string>("optimizer"),
                  ", gradients reduced in fp32, by recomputation:"),
              kColumns)
       << "\n\n";
@@ -247,25 +244,25 @@ void print_text(const Request& request, const Estimate& estimate) {
   }
   training.print(std::cout);
   for (const Impossible& one : estimate.plans.impossible) {
-    std::cout << for_reader(inspect(stdout), "note: " + one.why(), 2) << "\n";
+    print_line(stdout, "note: " + one.why(), 2);
   }
-  std::cout
-      << "\n"
-      << wrapped(
-             "'tessera plan' has one of these by category, --device cuda counts what a GPU "
-             "holds beside it, too; 'tessera train --auto-batch' chooses the largest micro-batch "
-             "that fits.",
-             kColumns)
-      << "\n";
+  std::cout << "\n";
+  print_paragraph(
+      std::cout,
+      "'tessera plan' has one of these by category, --device cuda counts what a GPU "
+      "holds beside it, too; 'tessera train --auto-batch' chooses the largest micro-batch "
+      "that fits.");
 }
 
 void check_settings(const Request& request) {
-  Config config(trainer_settings());
+  Config config = request.config;
+  for (const std::string& ranks : request.ranks) config.set_text("ranks", ranks);
   for (const std::string& precision : request.precisions) config.set_text("precision", precision);
   // Beyond that, sizes in bytes would not fit into an integer.
   constexpr std::int64_t kMost = 1 << 20;
-  require(request.micro_batch <= kMost, ErrorCode::kConfig, "--micro-batch is ",
-          request.micro_batch, "; it must be at most ", kMost);
+  const auto micro_batch = config.get<std::int64_t>("micro_batch");
+  require(micro_batch <= kMost, ErrorCode::kConfig, "--micro-batch is ", micro_batch,
+          "; it must be at most ", kMost);
 }
 
 int run_estimate(const CLI::App& app, Request request) {
@@ -276,14 +273,14 @@ int run_estimate(const CLI::App& app, Request request) {
     refuse_flag(extras.front(), shown_flags(app));
   }
   check_settings(request);
-  const auto asked = request.model.get<std::string>("model");
-  const GptChoice choice = choose_gpt(request.model);
-  const bool is_preset = choice.name == request.model.get<std::string>("model");
-  const Model model = make_model(choice);
+  const auto asked = request.config.get<std::string>("model");
+  Config chosen = request.config;
+  const GptChoice choice = choose_gpt(chosen);
+  const bool is_preset = choice.name == chosen.get<std::string>("model");
   const Estimate estimate{.model = is_preset ? asked : choice.name,
                           .sequence_length = choice.sequence_length,
-                          .loads = load_rows(model, request),
-                          .plans = plan_rows(model, choice.sequence_length, request)};
+                          .loads = load_rows(make_model(choice), request.dtypes),
+                          .plans = plan_rows(request)};
   (request.json ? print_json : print_text)(request, estimate);
   return kExitGood;
 }
@@ -292,62 +289,30 @@ int run_estimate(const CLI::App& app, Request request) {
 
 std::function<int()> add_estimate_memory(CLI::App& app) {
   const auto request = std::make_shared<Request>();
-  // In the limits and the words of `train`.
-  app.add_option_function<std::string>(
-         "MODEL,--model",
-         [request](const std::string& text) { request->model.set_text("model", text); },
-         "a preset: " + model_names())
-      ->required();
+  request->config.set_text("micro_batch", "1");
+  // A setting, in the limits and the words of `train`.
+  const auto add = [&](const std::string& flags, const std::string& name, const std::string& help) {
+    const auto take = [request, name](const std::string& text) {
+      request->config.set_text(name, text);
+    };
+    return app.add_option_function<std::string>(flags, take, help);
+  };
+  add("MODEL,--model", "model", "a preset: " + model_names())->required();
   app.add_option("--dtypes", request->dtypes, "dtypes of the table for loading")->delimiter(',');
-  app.add_option_function<std::vector<std::string>>(
-         "--ranks",
-         [request](const std::vector<std::string>& texts) {
-           request->ranks.clear();
-           for (const std::string& text : texts) {
-             request->ranks.push_back(value_of<int>(trainer_settings(), "ranks", text));
-           }
-         },
-         "numbers of ranks")
-      ->delimiter(',')
-      ->type_name("N");
-  app.add_option_function<std::string>(
-         "--ranks-per-node",
-         [request](const std::string& text) {
-           request->ranks_per_node = value_of<int>(trainer_settings(), "ranks_per_node", text);
-         },
-         "ranks of a node, by which hybrids choose their replicas [all ranks on one node]")
+  app.add_option("--ranks", request->ranks, "numbers of ranks")->delimiter(',')->type_name("N");
+  add("--ranks-per-node", "ranks_per_node",
+      "ranks of a node, by which hybrids choose their replicas [all ranks on one node]")
       ->type_name("N");
   app.add_option("--strategies", request->strategies, "[all]")->delimiter(',');
   app.add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
       ->delimiter(',');
-  app.add_option_function<std::string>(
-         "--micro-batch",
-         [request](const std::string& text) {
-           request->micro_batch = value_of<std::int64_t>(trainer_settings(), "micro_batch", text);
-         },
-         "samples per micro-step and rank")
-      ->type_name("N");
-  app.add_option_function<std::string>(
-         "--optimizer",
-         [request](const std::string& text) {
-           request->optimizer = value_of<std::string>(trainer_settings(), "optimizer", text);
-         },
-         "of the table for training [adamw]")
-      ->type_name("TEXT");
-  app.add_option_function<std::string>(
-         "--device",
-         [request](const std::string& text) {
-           request->device =
-               parse_device(value_of<std::string>(trainer_settings(), "device", text));
-         },
-         "of the table for training: cuda counts what a GPU holds beside the plan, too [cpu]")
+  add("--micro-batch", "micro_batch", "samples per micro-step and rank")->type_name("N");
+  add("--optimizer", "optimizer", "of the table for training [adamw]")->type_name("TEXT");
+  add("--device", "device",
+      "of the table for training: cuda counts what a GPU holds beside the plan, too [cpu]")
       ->type_name("TEXT");
   for (const Setting& size : size_settings()) {
-    const auto take = [request, name = size.name](const std::string& text) {
-      request->model.set_text(name, text);
-    };
-    app.add_option_function<std::string>(flag_name(size.name), take, with_flags(size.help))
-        ->type_name("N");
+    add(flag_name(size.name), size.name, with_flags(size.help))->type_name("N");
   }
   app.add_flag("--json", request->json, "print one JSON object");
   app.allow_extras();  // so that an unknown flag is answered

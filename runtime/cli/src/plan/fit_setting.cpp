@@ -36,7 +36,7 @@ void check_budget(const nlohmann::json& value) {
 
 constexpr std::string_view kOffload = "offload_";
 
-/// What of an axis stands in the column offload: "opt:0.5", "opt@disk", "" for none.
+/// The words of an axis in the column offload: "opt:0.5", "opt@disk", "" for none.
 std::string short_words(const std::string& setting, const std::string& value) {
   const Offload offload = parse_offload(value);
   const double share = offload.host + offload.disk;
@@ -108,7 +108,7 @@ void print_table(std::ostream& out, const std::vector<const FitCandidate*>& show
   }
 }
 
-/// As this machine's ranks agree.
+/// The host's memory for a rank, as this machine's ranks agree.
 std::int64_t host_bytes_here(const TrainerOptions& options) {
   TrainerOptions of_host = options;
   of_host.device = DeviceChoice::kCpu;
@@ -167,10 +167,9 @@ FitRequest fit_request(const Config& config, const TrainerOptions& options, bool
   return request;
 }
 
-std::optional<FitChoice> apply_fit(Config& config, TrainerOptions& options, const Model& model,
-                                   const BatchSource& source, const BatchSource* evaluation,
-                                   const FitRequest& request) {
-  FitChoice choice = choose_fit(model, source, options, request, evaluation);
+FitChoice apply_fit(Config& config, TrainerOptions& options, const RunInputs& inputs,
+                    const FitRequest& request) {
+  FitChoice choice = choose_fit(inputs, options, request);
   std::vector<std::string> values = choice.best().values;
   if (options.world != nullptr) {
     // Times are sums of rounded numbers: other processors may see another one of two equals first.

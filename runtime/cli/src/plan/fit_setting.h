@@ -18,11 +18,10 @@ std::vector<Setting> fit_settings();
 /// profile's device.
 FitRequest fit_request(const Config& config, const TrainerOptions& options, bool runs_here);
 
-/// If --fit asks for it: the best combination, written into `config` and `options`. What process 0
+/// Writes the best combination into `config` and `options`. What process 0
 /// has found holds for all processes of options.world, each of which must call it.
-std::optional<FitChoice> apply_fit(Config& config, TrainerOptions& options, const Model& model,
-                                   const BatchSource& source, const BatchSource* evaluation,
-                                   const FitRequest& request);
+FitChoice apply_fit(Config& config, TrainerOptions& options, const RunInputs& inputs,
+                    const FitRequest& request);
 
 /// A table of the choice, the next ones and the nearest that do not fit.
 void print_fit(std::ostream& out, const FitChoice& choice, const FitRequest& request);

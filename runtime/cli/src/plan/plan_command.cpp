@@ -10,9 +10,12 @@
 #include "output/profile_note.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
+#include "output/text_table.h"
 #include "plan/fit_setting.h"
+#include "plan/planned_run.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
+#include "settings/sweep.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/passes.h"
@@ -27,7 +30,7 @@
 namespace tessera::cli {
 namespace {
 
-// Of a long schedule: enough to see how forward gets going and how the step ends.
+// The shown lines of a long schedule: enough to see how forward gets going and how the step ends.
 constexpr std::size_t kShownFirst = 24;
 constexpr std::size_t kShownLast = 16;
 
@@ -62,19 +65,18 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
   }
 }
 
-void print_header(std::ostream& out, const Model& model, const TrainingPlan& plan) {
-  out << model.name << ": " << describe_model(model, plan) << "\n"
-      << describe_ranks(plan.options) << "\n"
-      << wrapped("schedule  " + describe_shape(plan.schedule), kColumns, 10) << "\n";
+void print_header(std::ostream& out, const TrainingPlan& plan) {
+  out << describe_model(plan) << "\n" << describe_ranks(plan.options) << "\n";
+  print_paragraph(out, "schedule  " + describe_shape(plan.schedule), 10);
 }
 
-void print_json(std::ostream& out, const Model& model, const Config& config,
-                const TrainingPlan& plan, const nlohmann::ordered_json& fit) {
+void print_json(std::ostream& out, const Config& config, const TrainingPlan& plan,
+                const nlohmann::ordered_json& fit) {
   nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
   for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
   nlohmann::ordered_json json{{"kind", "plan"},
                               {"settings", config.values()},
-                              {"parameters", parameter_count(model)},
+                              {"parameters", parameter_count(plan.inputs.model)},
                               {"peak_bytes", to_json(plan.memory)},
                               {"gpu_overhead_bytes", overhead},
                               {"device_bytes", device_bytes(plan)},
@@ -125,7 +127,7 @@ std::string short_terms(const Schedule& schedule, const GradientSum& sum) {
 
 /// The sums of gradients in their short form: parts that are added up alike are one line, in which
 /// `g` is the contribution of the part's own layer.
-void print_sums(std::ostream& out, const Model& model, const TrainingPlan& plan) {
+void print_sums(std::ostream& out, const TrainingPlan& plan) {
   struct Line {
     std::string example;
     std::int64_t parts = 0, tensors = 0;
@@ -145,10 +147,10 @@ void print_sums(std::ostream& out, const Model& model, const TrainingPlan& plan)
         << counted(line.tensors, "tensor") << " (" << line.example
         << (line.tensors > 1 ? ", ..." : "") << ")\n";
   }
-  const BitsByStrategy bits = compare_bits(model, plan.options);
-  out << wrapped("same bits  " + tessera::joined(bits.same), kColumns, 11) << "\n";
+  const BitsByStrategy bits = compare_bits(plan.inputs.model, plan.options);
+  print_paragraph(out, "same bits  " + tessera::joined(bits.same), 11);
   if (!bits.others.empty()) {
-    out << wrapped("others     " + tessera::joined(bits.others), kColumns, 11) << "\n";
+    print_paragraph(out, "others     " + tessera::joined(bits.others), 11);
   }
 }
 
@@ -176,6 +178,12 @@ std::vector<Setting> plan_only_settings() {
        .group = "Output",
        .choices = passes,
        .must_agree = MustAgree::kNone},
+      {.name = "sweep",
+       .fallback = "",
+       .help = "print the memory of every combination instead: --sweep \"ranks=8,64 "
+               "strategy=zero2,full_shard\"; any setting of the run can be swept",
+       .group = "Output",
+       .must_agree = MustAgree::kNone},
       {.name = "actions",
        .type = SettingType::kFlag,
        .fallback = false,
@@ -194,14 +202,47 @@ std::vector<Setting> plan_only_settings() {
 
 namespace {
 
+/// A line for each combination of --sweep.
+int print_sweep(const Config& config, const std::vector<Swept>& sweep) {
+  std::vector<std::string> heading;
+  for (const Swept& swept : sweep) heading.push_back(swept.name);
+  for (const char* const column : {"mesh", "device", "host", "disk"}) heading.emplace_back(column);
+  TextTable table(heading);
+  auto runs = nlohmann::ordered_json::array();
+  const auto use = [&](Config own, std::vector<std::string> row) {
+    const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
+    const Mesh mesh = mesh_of(run.plan.options);
+    nlohmann::ordered_json json = nlohmann::ordered_json::object();
+    for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = row[i];
+    json.update({{"peak_bytes", to_json(run.plan.memory)},
+                 {"device_bytes", device_bytes(run.plan)},
+                 {"host_bytes", run.plan.host_memory.total},
+                 {"disk_bytes", run.plan.disk_bytes}});
+    runs.push_back(std::move(json));
+    row.insert(row.end(),
+               {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
+                format_bytes(device_bytes(run.plan)), format_bytes(run.plan.host_memory.total),
+                format_bytes(run.plan.disk_bytes)});
+    table.add(std::move(row));
+  };
+  const std::vector<LeftOut> left_out = each_combination(config, sweep, use);
+  note_left_out(left_out, runs.empty(), "planned");
+  if (config.get<std::string>("format") == "json") {
+    write_json(std::cout, {{"kind", "plans"}, {"runs", runs}});
+  } else {
+    table.print(std::cout);
+  }
+  return kExitGood;
+}
+
 int run_plan(Config config) {
-  const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
-  const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length);
+  const std::vector<Swept> sweep =
+      parse_sweep(config.get<std::string>("sweep"), config.table(), "plan");
+  if (!sweep.empty()) return print_sweep(config, sweep);
   std::optional<FitRequest> request;
   std::optional<FitChoice> fit;
-  if (!config.is_null("fit")) {
+  const PlannedRun run(config, [&](TrainerOptions& options, const RunInputs& inputs) {
+    if (config.is_null("fit")) return;
     request = fit_request(config, options, false);
     note_noise(std::cerr, request->cluster.profile);
     // It is planned for the device of the profile, whatever is here.
@@ -209,9 +250,10 @@ int run_plan(Config config) {
       const bool is_gpu = request->cluster.profile.device == "cuda";
       options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
     }
-    fit = apply_fit(config, options, model, shapes, nullptr, *request);
-  }
-  const TrainingPlan plan = make_training_plan(model, shapes, options);
+    fit = apply_fit(config, options, inputs, *request);
+  });
+  const TrainingPlan& plan = run.plan;
+  const TrainerOptions& options = plan.options;
   for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
     std::cerr << "note: each rank needs " << format_bytes(device_bytes(plan))
@@ -221,18 +263,18 @@ int run_plan(Config config) {
   set_effective(config, plan.options);
 
   if (config.get<bool>("sums")) {
-    print_sums(std::cout, model, plan);
+    print_sums(std::cout, plan);
     return kExitGood;
   }
   std::ostream& out = std::cout;
   if (!config.is_null("after")) {
-    const PlanOptions planned = plan_options(plan.options, model, plan.layout, shapes);
+    const PlanOptions planned = plan_options(plan.options, plan.inputs, plan.layout);
     out << to_string(tessera::plan(plan.layout, planned, config.get<std::string>("after")));
     return kExitGood;
   }
   const auto format = config.get<std::string>("format");
   if (format == "json") {
-    print_json(out, model, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
+    print_json(out, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
   } else if (format == "schedule") {
     out << to_string(plan.schedule);
   } else {
@@ -240,7 +282,7 @@ int run_plan(Config config) {
       print_fit(out, *fit, *request);
       out << "\n";
     }
-    print_header(out, model, plan);
+    print_header(out, plan);
     if (format == "text") {
       out << "\n";
       print_actions(out, plan.schedule, config.get<bool>("actions"));
@@ -251,11 +293,9 @@ int run_plan(Config config) {
     out << "\n";
     print_traffic(out, plan.traffic);
     if (const std::int64_t bytes = account_gradient_sums(plan.schedule); bytes > 0) {
-      out << "\n"
-          << wrapped(concat("Adding up the gradients of micro-steps moves ", format_bytes(bytes),
-                            " within a rank's memory per step."),
-                     kColumns, 0)
-          << "\n";
+      out << "\n";
+      print_paragraph(out, concat("Adding up the gradients of micro-steps moves ",
+                                  format_bytes(bytes), " within a rank's memory per step."));
     }
   }
   return kExitGood;
@@ -266,9 +306,7 @@ int run_plan(Config config) {
 std::function<int()> add_plan(CLI::App& app) {
   std::vector<Setting> of_train = train_only_settings();
   const std::vector<Setting> shared = fit_settings();
-  std::erase_if(of_train, [&](const Setting& setting) {
-    return std::ranges::find(shared, setting.name, &Setting::name) != shared.end();
-  });
+  for (const Setting& setting : shared) of_train = without(std::move(of_train), setting.name);
   const auto command = std::make_shared<SettingsCommand>(
       app, joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
   return [command] {

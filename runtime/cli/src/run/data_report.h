@@ -3,12 +3,12 @@
 #include <string>
 #include <vector>
 
-#include "settings/gpt_settings.h"
+#include "settings/gpt_choice.h"
 #include "tessera/model/dataset.h"
 
 namespace tessera::cli {
 
-/// What the data were taken for, a line each: formats, how full samples of examples are, and the
+/// Describes how the data are read, a line each: formats, how full samples of examples are, and the
 /// token that ends them.
 std::vector<std::string> describe_data(const TokenDataset& dataset, const GptChoice& choice);
 

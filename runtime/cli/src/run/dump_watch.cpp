@@ -5,12 +5,9 @@
 #include <filesystem>
 
 #include "output/terminal.h"
-#include "tessera/core/start_thread.h"
 
 namespace tessera::cli {
 namespace {
-
-constexpr std::chrono::milliseconds kQuitInterval{100};
 
 /// A line in one piece: other threads write too. A progress bar draws itself again.
 void note_on_stderr(const std::string& note) {
@@ -21,23 +18,13 @@ void note_on_stderr(const std::string& note) {
 
 }  // namespace
 
-DumpWatch::DumpWatch() : requests_(std::make_shared<DumpRequests>(note_on_stderr)) {
-  watcher_ = start_thread("the watch for SIGQUIT", [this] { watch(); });
-}
+DumpWatch::DumpWatch()
+    : requests_(std::make_shared<DumpRequests>(note_on_stderr)),
+      watcher_("the watch for SIGQUIT", [this](const std::stop_token& over) { watch(over); }) {}
 
-DumpWatch::~DumpWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
-  }
-  changed_.notify_all();
-  watcher_.join();
-}
-
-void DumpWatch::watch() {
+void DumpWatch::watch(const std::stop_token& over) {
   int served = 0;
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kQuitInterval, [this] { return over_; })) {
+  while (sleeps(over, kInterval)) {
     const int count = quits_.count();
     if (count == served) continue;
     served = count;

@@ -1,11 +1,9 @@
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "run/interrupt.h"
+#include "run/watcher.h"
 #include "tessera/compat/config.h"
 #include "tessera/lab/dump_requests.h"
 
@@ -15,22 +13,16 @@ namespace tessera::cli {
 class DumpWatch {
  public:
   DumpWatch();
-  ~DumpWatch();
-  DumpWatch(const DumpWatch&) = delete;
-  DumpWatch& operator=(const DumpWatch&) = delete;
 
-  /// What a run with such options needs to serve it.
+  /// The requests, for TrainerOptions of the run that serves them.
   const std::shared_ptr<DumpRequests>& requests() const { return requests_; }
 
  private:
-  void watch();
+  void watch(const std::stop_token& over);
 
   const QuitGuard quits_;
   const std::shared_ptr<DumpRequests> requests_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread watcher_;
+  const Watcher watcher_;  ///< last: it uses the others
 };
 
 /// Dumps lie, by default, beside the log. To be called where the configuration still names it: only

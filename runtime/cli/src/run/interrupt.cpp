@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::array kSignals{SIGINT, SIGTERM, SIGUSR1};
 
-/// What a signal carries that all processes of a run get.
+/// The value that a signal to all processes of a run carries.
 constexpr int kToAll = 0x7e55;
 
 // A signal handler can reach nothing but a global; it runs on any thread.

@@ -32,7 +32,7 @@ class Progress {
   void note(const std::string& text);
   void evaluation(const EvaluationRecord& record);
   void checkpoint(const SaveRecord& record);
-  /// What the host does outside of steps; see WorkReport.
+  /// Shows the work of the host outside of steps; see WorkReport.
   using Clock = WorkReport::Clock;
   void work(const HostWork& work, Clock::time_point now);
 

@@ -9,9 +9,9 @@
 
 namespace tessera::cli {
 
-/// What is shown of work that the host does outside of steps: nothing of what takes less than a
-/// second; then, for a person who watches, how far it is whenever it is asked for, else a line at
-/// once, one every ten seconds and one at its end.
+/// The progress of work that the host does outside of steps. Work of less than a second is not
+/// shown; then a person who watches sees how far it is whenever it is asked for, and a file has a
+/// line at once, one every ten seconds and one at its end.
 class WorkReport {
  public:
   using Clock = std::chrono::steady_clock;
@@ -22,7 +22,7 @@ class WorkReport {
     double share = 0.0;    ///< that is done
     bool is_over = false;  ///< nothing of it is to be seen any more by who watches
   };
-  /// What is new at a time, at which the work is so far.
+  /// The news at a time, at which the work is so far.
   std::vector<Shown> at(const HostWork& work, Clock::time_point now);
 
  private:

@@ -3,14 +3,9 @@
 #include <chrono>
 
 #include "run/interrupt.h"
-#include "tessera/core/start_thread.h"
 
 namespace tessera::cli {
-namespace {
-
-constexpr std::chrono::milliseconds kInterval{100};
-
-}  // namespace
+namespace {}  // namespace
 
 std::shared_ptr<HostWork> interruptible_work() {
   return std::make_shared<HostWork>([] { return received_signal() != 0; });
@@ -21,25 +16,9 @@ bool is_ended_start(const Error& error, const HostWork& work) {
 }
 
 WorkWatch::WorkWatch(const HostWork& work, Progress& progress)
-    : work_(work),
-      progress_(progress),
-      watcher_(start_thread("the progress of work", [this] { watch(); })) {}
-
-WorkWatch::~WorkWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    over_ = true;
-  }
-  changed_.notify_all();
-  watcher_.join();
-  progress_.work(work_, Progress::Clock::now());
-}
-
-void WorkWatch::watch() {
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kInterval, [this] { return over_; })) {
-    progress_.work(work_, Progress::Clock::now());
-  }
-}
+    : Watcher("the progress of work", [&](const std::stop_token& over) {
+        while (sleeps(over, kInterval)) progress.work(work, Progress::Clock::now());
+        progress.work(work, Progress::Clock::now());
+      }) {}
 
 }  // namespace tessera::cli

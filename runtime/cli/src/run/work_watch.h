@@ -1,11 +1,9 @@
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
-#include <thread>
 
 #include "run/progress.h"
+#include "run/watcher.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_work.h"
 
@@ -18,24 +16,10 @@ std::shared_ptr<HostWork> interruptible_work();
 /// process that has had it, too.
 bool is_ended_start(const Error& error, const HostWork& work);
 
-/// While one lives, it shows how far the work is.
-class WorkWatch {
+/// While one lives, it shows how far the work is. Both must outlive it.
+class WorkWatch : Watcher {
  public:
-  /// Both must outlive it.
   WorkWatch(const HostWork& work, Progress& progress);
-  ~WorkWatch();
-  WorkWatch(const WorkWatch&) = delete;
-  WorkWatch& operator=(const WorkWatch&) = delete;
-
- private:
-  void watch();
-
-  const HostWork& work_;
-  Progress& progress_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread watcher_;  ///< last: it uses the others
 };
 
 }  // namespace tessera::cli

@@ -11,7 +11,7 @@ namespace tessera::cli {
 /// Throws Error{kInternal} that names the collective, the element and both numbers.
 void check_collectives(ProcessGroup& group, Device& device);
 
-/// What it has found if it has thrown nothing.
+/// The result of a check that has thrown nothing.
 inline constexpr const char* kCollectivesAreRight =
     "all-gather, reduce-scatter and all-reduce give the right bits";
 

@@ -12,7 +12,6 @@
 #include "output/terminal.h"
 #include "self_test/check_list.h"
 #include "self_test/collectives_check.h"
-#include "self_test/preflight_exchange.h"
 #include "self_test/preflight_links.h"
 #include "self_test/self_test_training.h"
 #include "tessera/core/error.h"
@@ -46,7 +45,8 @@ class Preflight {
       fail(ErrorCode::kUnavailable, checks_.first_failure());
     }
     if (launcher_.process == 0) {
-      std::cout << "\n" << for_reader(inspect(stdout), sentence(good)) << "\n";
+      std::cout << "\n";
+      print_line(stdout, sentence(good));
     }
     return good ? kExitGood : kExitRunTime;
   }

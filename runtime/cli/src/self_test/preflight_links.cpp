@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "self_test/preflight_exchange.h"
 #include "tessera/core/tensor.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera::cli {
 namespace {
@@ -71,16 +71,14 @@ std::vector<Pair> pairs_of_machines(const World& world) {
 }
 
 Link measure_link(ProcessGroup& group, Device& device, const Pair& pair) {
-  std::vector<double> measured{0.0, 0.0};
+  Link measured;
   if (group.rank() == pair.first || group.rank() == pair.second) {
+    constexpr double kThereAndBack = 2.0 * sizeof(float) * static_cast<double>(kLargeNumel);
     Echo echo(group, device, pair);
-    measured[0] = echo.trips(1, kRoundTrips)[kRoundTrips / 2];
-    measured[1] = echo.trips(kLargeNumel, kLargeTrips).front();
+    measured.round_trip_seconds = echo.trips(1, kRoundTrips)[kRoundTrips / 2];
+    measured.bytes_per_second = kThereAndBack / echo.trips(kLargeNumel, kLargeTrips).front();
   }
-  const std::vector<double> all = gathered(group, device, measured);
-  const double* const of_first = all.data() + static_cast<std::ptrdiff_t>(pair.first) * 2;
-  constexpr double kThereAndBack = 2.0 * sizeof(float) * static_cast<double>(kLargeNumel);
-  return {.round_trip_seconds = of_first[0], .bytes_per_second = kThereAndBack / of_first[1]};
+  return gather(group, measured)[static_cast<std::size_t>(pair.first)];
 }
 
 }  // namespace tessera::cli

@@ -34,13 +34,12 @@ class SelfTest {
 
   int run() {
     const char* const where = options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU";
-    std::cout << wrapped(concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
-                                to_string(options_.precision),
-                                ". Every strategy must end with the losses, gradient norms and "
-                                "parameters of no_shard, and take the memory and send the bytes "
-                                "that its plan predicts."),
-                         kColumns)
-              << "\n";
+    print_paragraph(std::cout,
+                    concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
+                           to_string(options_.precision),
+                           ". Every strategy must end with the losses, gradient norms and "
+                           "parameters of no_shard, and take the memory and send the bytes "
+                           "that its plan predicts."));
     checks_.check("collectives", [this] { return test_collectives(); });
     checks_.check("no_shard learns", [this] { return training_.run_reference(); });
     bool all_run = true;
@@ -81,7 +80,7 @@ class SelfTest {
   CheckList checks_;
 };
 
-/// Of the settings of a run, --help shows those that decide what is tested.
+/// The settings of a run that decide what is tested; --help shows them alone.
 std::vector<Setting> self_test_settings() {
   constexpr std::array<std::string_view, 16> kShown{"ranks",
                                                     "wrap",

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "output/terminal.h"
-#include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/trainer/byte_size.h"

@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-/// What a strategy must not change.
+/// The results that a strategy must not change.
 struct TrainingOutcome {
   std::vector<double> losses{}, norms{};  ///< of every step; empty but in the first process
   double first_loss = 0.0, last_loss = 0.0;

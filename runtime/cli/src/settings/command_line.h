@@ -21,7 +21,7 @@ class SettingsCommand {
   /// settings of other commands, accepted in a config file so that commands can share one.
   SettingsCommand(CLI::App& app, std::vector<Setting> flags, std::vector<Setting> keys_only = {});
 
-  // What the command line alone has said, after parsing.
+  // The command line's own words, after parsing.
   const std::string& config_path() const { return config_path_; }  ///< empty: it names none
   bool takes_default_config() const { return !no_default_config_; }
   /// Its settings; all others have their defaults. Throws Error{kConfig}.
@@ -46,7 +46,7 @@ class SettingsCommand {
   std::map<std::string, std::string> texts_;  // what the command line gave, by setting
 };
 
-/// What the text of a flag comes to, in the limits and the words of `table`'s settings: commands
+/// The value of a flag's text, in the limits and the words of `table`'s settings: commands
 /// without a SettingsCommand take their numbers by it, since CLI11 reads 010 as 8, an empty text as
 /// 0, and says of any other no more than that it could not convert it. Throws Error{kConfig}.
 template <typename T>

@@ -32,7 +32,7 @@ void add_alias(CLI::App& command, const Alias& alias, CLI::Option* ours) {
     return true;
   };
   CLI::Option* option = command.add_option(std::string(alias.theirs), forward);
-  // Of a flag that is not shown CLI11 could not say by name that its value is missing.
+  // CLI11 could not say by name that the value of a hidden flag is missing.
   option->expected(0, 1);
   option->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->group("");
 }

@@ -20,7 +20,7 @@ std::string row(const std::string& name, const std::string& text) {
   for (std::string paragraph; std::getline(paragraphs, paragraph); beside = false) {
     const auto blanks = static_cast<int>(paragraph.find_first_not_of(' '));
     if (!beside) lines += "\n" + margin;
-    // What goes on stands deeper than where it began, if that was not at the margin.
+    // A line's rest stands deeper than its beginning, if that was not at the margin.
     const int deeper = blanks > 0 ? blanks + 2 : 0;
     std::istringstream parts(wrapped(paragraph, kColumns - kTextColumn, deeper));
     bool first = true;

@@ -1,6 +1,7 @@
 #include "settings/sweep.h"
 
 #include <algorithm>
+#include <iostream>
 #include <sstream>
 
 #include "tessera/core/error.h"
@@ -46,6 +47,13 @@ std::vector<std::vector<std::string>> combinations(const std::vector<Swept>& swe
     all = std::move(longer);
   }
   return all;
+}
+
+void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_view done) {
+  for (const LeftOut& one : left_out) {
+    std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
+  }
+  require(!all, ErrorCode::kConfig, "--sweep: no combination can be ", done);
 }
 
 }  // namespace tessera::cli

@@ -4,7 +4,9 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/trainer/setting.h"
+#include "settings/option_names.h"
+#include "tessera/compat/config.h"
+#include "tessera/core/error.h"
 
 namespace tessera::cli {
 
@@ -25,5 +27,34 @@ std::vector<Swept> parse_sweep(const std::string& text, const std::vector<Settin
 /// Every combination of values, one of each; those of the last setting change first. Of no
 /// settings: one, which is empty.
 std::vector<std::vector<std::string>> combinations(const std::vector<Swept>& sweep);
+
+/// A combination that cannot be planned, and why.
+struct LeftOut {
+  std::vector<std::string> values;
+  std::string why;
+};
+
+/// Calls `use` with each combination and `config` with its values; returns those on which it threw
+/// Error{kConfig}. Of no settings, there is no other combination: the error comes out of here.
+template <typename Use>
+std::vector<LeftOut> each_combination(const Config& config, const std::vector<Swept>& sweep,
+                                      const Use& use) {
+  std::vector<LeftOut> left_out;
+  for (const auto& values : combinations(sweep)) {
+    try {
+      Config own = config;
+      for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
+      use(own, values);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
+      left_out.push_back({values, with_flags(error.what())});
+    }
+  }
+  return left_out;
+}
+
+/// Says which combinations are left out, a line each on stderr. Throws Error{kConfig} if all are;
+/// `done`: "simulated".
+void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_view done);
 
 }  // namespace tessera::cli

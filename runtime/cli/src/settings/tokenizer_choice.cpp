@@ -41,7 +41,7 @@ std::string too_large(const TokenizerChoice& choice, std::int64_t vocab_size) {
                 " tokens, and the model's vocabulary is ", vocab_size);
 }
 
-/// As TRL has it, the tokenizer's own; else the model's, of which a list may begin with another.
+/// Takes the tokenizer's own, as TRL does; else the model's, whose list may begin with another.
 void choose_end_token(TokenizerChoice& choice, const PretrainedGpt* init) {
   if (choice.tokenizer) {
     const fs::path parent = fs::path(choice.path).parent_path();

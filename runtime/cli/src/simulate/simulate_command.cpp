@@ -10,7 +10,6 @@
 #include "output/text_table.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
-#include "settings/option_names.h"
 #include "settings/sweep.h"
 #include "simulate/simulated_run.h"
 #include "simulate/simulation_check.h"
@@ -72,37 +71,27 @@ struct Cell : SimulatedRun {
   bool is_best = false;  ///< no other has both less memory and less time for a token
 };
 
-struct LeftOut {
-  std::vector<std::string> values;
-  std::string why;
-};
-
 int ranks_per_node(const Config& config) {
   return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
 }
 
-/// Every combination, the last setting's values first; those that cannot be are left out.
+/// Every combination, the last setting's values first; those that cannot be are noted.
 std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
-                               const std::vector<Swept>& sweep, std::vector<LeftOut>& left_out) {
+                               const std::vector<Swept>& sweep) {
   std::vector<Cell> cells;
-  for (const auto& values : combinations(sweep)) {
-    try {
-      Config own = config;
-      for (std::size_t i = 0; i < sweep.size(); ++i) own.set_text(sweep[i].name, values[i]);
-      Cell cell{simulate_run(own, profile, ranks_per_node(own)), values};
-      for (std::size_t i = 0; i < sweep.size(); ++i) {  // 0 stands for the strategy's own
-        if (sweep[i].name == "replicas") cell.values[i] = concat(cell.plan.options.replicas);
-      }
-      cells.push_back(std::move(cell));
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kConfig || sweep.empty()) throw;
-      left_out.push_back({values, with_flags(error.what())});
+  const auto simulate = [&](const Config& own, const std::vector<std::string>& values) {
+    Cell cell{simulate_run(own, profile, ranks_per_node(own)), values};
+    for (std::size_t i = 0; i < sweep.size(); ++i) {  // 0 stands for the strategy's own
+      if (sweep[i].name == "replicas") cell.values[i] = concat(cell.plan().options.replicas);
     }
-  }
+    cells.push_back(std::move(cell));
+  };
+  const std::vector<LeftOut> left_out = each_combination(config, sweep, simulate);
+  note_left_out(left_out, cells.empty(), "simulated");
   std::vector<ParetoPoint> points;
   for (const Cell& cell : cells) {
     points.push_back({static_cast<double>(cell.memory),
-                      static_cast<double>(cell.plan.options.ranks) / cell.tokens_per_second()});
+                      static_cast<double>(cell.plan().options.ranks) / cell.tokens_per_second()});
   }
   const std::vector<bool> best = pareto_front(points);
   for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
@@ -110,8 +99,8 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
 }
 
 void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
-  const TrainerOptions& options = cell.plan.options;
-  out << cell.model << "\n"
+  const TrainerOptions& options = cell.plan().options;
+  out << describe_model(cell.plan()) << "\n"
       << describe_ranks(options) << "\n"
       << "profile " << profile.name << "; nothing was measured here\n\n"
       << "step           " << in_ms(cell.step.seconds) << " ms of " << with_commas(cell.tokens)
@@ -121,12 +110,12 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
       << " per rank\n";
   if (cell.mfu > 0.0) {
     const std::string dtype(to_string(options.precision));
-    out << wrapped(concat("MFU            ", in_percent(cell.mfu), " of ",
-                          fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
-                          " (the model's FLOPs, attention's causal half; none for what is "
-                          "computed again)"),
-                   kColumns, 15)
-        << "\n";
+    print_paragraph(out,
+                    concat("MFU            ", in_percent(cell.mfu), " of ",
+                           fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
+                           " (the model's FLOPs, attention's causal half; none for what is "
+                           "computed again)"),
+                    15);
   }
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
@@ -140,16 +129,15 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   }
   lanes.print(out);
   out << "\n";
-  print_memory(out, cell.plan);
-  print_gpu_overhead(out, cell.plan);
+  print_memory(out, cell.plan());
+  print_gpu_overhead(out, cell.plan());
   out << "\n";
-  print_traffic(out, cell.plan.traffic);
+  print_traffic(out, cell.plan().traffic);
   if (static_cast<double>(cell.memory) > profile.memory_bytes.value) {
-    out << "\n"
-        << wrapped(concat("It does not fit: a device of ", profile.name, " has ",
-                          format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."),
-                   kColumns, 0)
-        << "\n";
+    out << "\n";
+    print_paragraph(
+        out, concat("It does not fit: a device of ", profile.name, " has ",
+                    format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."));
   }
 }
 
@@ -164,13 +152,13 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   TextTable table(heading);
   for (const Cell& cell : cells) {
     std::vector<std::string> row = cell.values;
-    const Mesh mesh = mesh_of(cell.plan.options);
+    const Mesh mesh = mesh_of(cell.plan().options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
     row.insert(
         row.end(),
         {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
          in_ms(cell.step.seconds),
-         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan.options.ranks)),
+         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
          cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
          in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
          !fits          ? "too much"
@@ -178,15 +166,15 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
                         : ""});
     table.add(std::move(row));
   }
-  if (!cells.empty()) out << cells.front().model << "\nprofile " << profile.name << "\n\n";
+  if (!cells.empty())
+    out << describe_model(cells.front().plan()) << "\nprofile " << profile.name << "\n\n";
   table.print(out);
-  out << "\n"
-      << wrapped(
-             "mesh: replicas x ranks that share one. best: no other has both less memory and more "
-             "tokens per second and rank; memory is of one device, with what it takes beside the "
-             "plan.",
-             kColumns, 0)
-      << "\n";
+  out << "\n";
+  print_paragraph(
+      out,
+      "mesh: replicas x ranks that share one. best: no other has both less memory and more "
+      "tokens per second and rank; memory is of one device, with what it takes beside the "
+      "plan.");
 }
 
 nlohmann::ordered_json json_of(const Cell& cell) {
@@ -198,9 +186,9 @@ nlohmann::ordered_json json_of(const Cell& cell) {
                                            {"exposed_seconds", time.exposed}};
   }
   nlohmann::ordered_json json{
-      {"ranks", cell.plan.options.ranks},
-      {"strategy", cell.plan.options.strategy},
-      {"replicas", cell.plan.options.replicas},
+      {"ranks", cell.plan().options.ranks},
+      {"strategy", cell.plan().options.strategy},
+      {"replicas", cell.plan().options.replicas},
       {"step_seconds", cell.step.seconds},
       {"tokens", cell.tokens},
       {"tokens_per_second", cell.tokens_per_second()},
@@ -208,13 +196,13 @@ nlohmann::ordered_json json_of(const Cell& cell) {
       {"exposed_seconds", cell.step.communication.exposed},
       {"lanes", lanes},
       {"memory_bytes", cell.memory},
-      {"peak_bytes", to_json(cell.plan.memory)},
-      {"sent_bytes", sent_bytes_to_json(cell.plan.traffic)},
+      {"peak_bytes", to_json(cell.plan().memory)},
+      {"sent_bytes", sent_bytes_to_json(cell.plan().traffic)},
       {"best", cell.is_best}};
-  if (cell.plan.host_memory.total > 0) {
-    json["host_peak_bytes"] = to_json(cell.plan.host_memory);
-    if (cell.plan.disk_bytes > 0) json["disk_bytes"] = cell.plan.disk_bytes;
-    json["tier_copy_bytes"] = tier_copies_to_json(cell.plan.traffic);
+  if (cell.plan().host_memory.total > 0) {
+    json["host_peak_bytes"] = to_json(cell.plan().host_memory);
+    if (cell.plan().disk_bytes > 0) json["disk_bytes"] = cell.plan().disk_bytes;
+    json["tier_copy_bytes"] = tier_copies_to_json(cell.plan().traffic);
   }
   return json;
 }
@@ -237,13 +225,8 @@ int run_simulate(const Config& config) {
             "--trace is of one run, and --sweep of many; leave one of them out");
     check_writable(config.get<std::string>("trace"), "--trace");
   }
-  std::vector<LeftOut> left_out;
-  const std::vector<Cell> cells = simulate_all(config, profile, sweep, left_out);
-  if (traces) write_trace(config, cells.front());
-  for (const LeftOut& one : left_out) {
-    std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
-  }
-  require(!cells.empty(), ErrorCode::kConfig, "--sweep: no combination can be simulated");
+  const std::vector<Cell> cells = simulate_all(config, profile, sweep);
+  if (traces) write_trace(config.get<std::string>("trace"), cells.front());
   if (config.get<std::string>("format") == "json") {
     auto all = nlohmann::ordered_json::array();
     for (const Cell& cell : cells) {

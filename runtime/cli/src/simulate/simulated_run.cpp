@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
-#include "output/run_report.h"
-#include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/simulated_trace.h"
 #include "tessera/lab/trace.h"
+#include "tessera/trainer/fit.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/output_file.h"
-#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -25,43 +23,39 @@ int threads_of(const Config& config, const HardwareProfile& profile, std::int64_
 
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node) {
   config.set_effective("ranks_per_node", ranks_per_node);
-  const GptChoice choice = choose_gpt(config);
-  TrainerOptions options = trainer_options(config);
-  options.trace = {};  // decides nothing in virtual time
   const bool is_gpu = profile.device == "cuda";
-  options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-  const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
-  if (!is_gpu) options.threads_per_rank = threads_of(config, profile, ranks_here);
-  const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length, choice.packing);
-  SimulatedRun run{.plan = make_training_plan(model, shapes, options)};
-  const TrainerOptions& resolved = run.plan.options;
-  run.model = concat(model.name, ": ", describe_model(model, run.plan));
-  run.step = simulate_step({&run.plan.schedule, &shapes}, run.plan.layout, model,
-                           executor_options(resolved),
-                           {.profile = profile,
-                            .ranks_per_node = ranks_per_node,
-                            .ranks_per_process = is_gpu ? 1 : ranks_per_node});
-  run.tokens = sample_division(resolved).samples_per_step() * choice.sequence_length;
+  const auto run = std::make_shared<const PlannedRun>(
+      config, [&](TrainerOptions& options, const RunInputs& /*inputs*/) {
+        options.trace = {};  // decides nothing in virtual time
+        options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+        const auto ranks_here = std::min<std::int64_t>(options.ranks, ranks_per_node);
+        if (!is_gpu) options.threads_per_rank = threads_of(config, profile, ranks_here);
+      });
+  const TrainerOptions& resolved = run->plan.options;
+  SimulatedRun result{
+      .run = run,
+      .step = predict_step(run->plan, {.profile = profile,
+                                       .ranks_per_node = ranks_per_node,
+                                       .ranks_per_process = is_gpu ? 1 : ranks_per_node}),
+      .tokens = sample_division(resolved).samples_per_step() * run->choice.sequence_length,
+      .memory = device_bytes(run->plan)};
   const auto peak = profile.peak.find(std::string(to_string(resolved.precision)));
   if (peak != profile.peak.end()) {
     // The peak is a GPU's, or that of all cores of a node.
     const auto devices =
         static_cast<double>(is_gpu ? resolved.ranks : 1 + (resolved.ranks - 1) / ranks_per_node);
-    run.mfu = model.flops_per_item * run.tokens_per_second() / (peak->second.value * devices);
+    result.mfu =
+        run->model.flops_per_item * result.tokens_per_second() / (peak->second.value * devices);
   }
-  run.memory = device_bytes(run.plan);
-  return run;
+  return result;
 }
 
-void write_trace(Config config, const SimulatedRun& run) {
-  OutputFile file(config.get<std::string>("trace"), "--trace");
-  const GptChoice choice = choose_gpt(config);
-  const Model model = make_model(choice);
-  const TokenShapes shapes(choice.sequence_length, choice.packing);
-  file.write(to_text(to_trace({&run.plan.schedule, &shapes}, run.plan.layout, model,
-                              executor_options(run.plan.options), run.step.spans,
-                              run.plan.options.strategy)));
+void write_trace(const std::string& path, const SimulatedRun& run) {
+  const TrainingPlan& plan = run.plan();
+  OutputFile file(path, "--trace");
+  file.write(
+      to_text(to_trace({&plan.schedule, &plan.inputs.source}, plan.layout, plan.inputs.model,
+                       executor_options(plan.options), run.step.spans, plan.options.strategy)));
 }
 
 }  // namespace tessera::cli

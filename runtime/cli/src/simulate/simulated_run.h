@@ -1,24 +1,24 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <memory>
 
+#include "plan/planned_run.h"
 #include "tessera/compat/config.h"
 #include "tessera/lab/hardware_profile.h"
 #include "tessera/lab/simulate_step.h"
-#include "tessera/trainer/training_plan.h"
 
 namespace tessera::cli {
 
-/// A run on a machine that need not be here, and what it comes to.
+/// A run on a machine that need not be here, and its results.
 struct SimulatedRun {
-  std::string model{};  ///< in words
-  TrainingPlan plan{};
+  std::shared_ptr<const PlannedRun> run{};
   SimulatedStep step{};
   std::int64_t tokens = 0;  ///< of a step, all ranks
   double mfu = 0.0;         ///< 0: the profile has no peak for the precision
   std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
 
+  const TrainingPlan& plan() const { return run->plan; }
   double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
 };
 
@@ -27,7 +27,7 @@ struct SimulatedRun {
 /// Error{kConfig} if the run cannot be planned or the profile has no rates for it.
 SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ranks_per_node);
 
-/// Writes the run's step as a trace to the file that --trace names. Throws Error{kIo}.
-void write_trace(Config config, const SimulatedRun& run);
+/// Writes the run's step as a trace to a file. Throws Error{kIo}.
+void write_trace(const std::string& path, const SimulatedRun& run);
 
 }  // namespace tessera::cli

@@ -16,7 +16,7 @@ class LossPlot {
  public:
   explicit LossPlot(std::int64_t steps);
 
-  /// Of step 1, 2, … Losses that are not finite are left out.
+  /// Adds the loss of a step, from 1. Losses that are not finite are left out.
   void add(std::int64_t step, double loss);
   /// `columns`: of the terminal. `utf8`: braille, two by four dots in a character; else stars.
   /// Prints nothing of a run whose losses are too few to make a curve.

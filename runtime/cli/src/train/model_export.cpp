@@ -68,7 +68,8 @@ std::string new_config(const GptChoice& choice) {
                                                     : usual_end_token(choice.config));
 }
 
-/// Of --model, unless its vocabulary was changed: then ids of tokens mean others.
+/// The files beside --model's weights, unless its vocabulary was changed: then ids mean other
+/// tokens.
 CompanionFiles model_files(const GptChoice& choice) {
   if (choice.model_folder.empty()) return {};
   const GptConfig own = hugging_face_config_of(choice.model_folder);

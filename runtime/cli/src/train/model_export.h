@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "settings/gpt_settings.h"
+#include "settings/gpt_choice.h"
 #include "tessera/compat/config.h"
 #include "tessera/model/companion_files.h"
 #include "tessera/model/pretrained.h"
@@ -15,13 +15,13 @@ namespace tessera::cli {
 /// The settings --export and --export-dtype.
 std::vector<Setting> export_settings();
 
-/// What a run's exports and checkpoints take over from the model that it begins with.
+/// The parts of a run's exports and checkpoints that come from the model that it begins with.
 struct ExportSource {
   CompanionFiles files{};         ///< with a config.json; nothing is in them if nothing is written
   DType dtype = DType::kFloat32;  ///< of its weights; fp32 if they are new
 };
-/// Of --init, of the checkpoint that is resumed, or of --model; with the tokenizer of --tokenizer.
-/// Throws Error{kIo}.
+/// The source is --init, the checkpoint that is resumed, or --model; with the tokenizer of
+/// --tokenizer. Throws Error{kIo}.
 ExportSource export_source(const Config& config, const GptChoice& choice);
 
 /// The Hugging Face folders of --export and --state-dict-type full, to which trained parameters are
@@ -34,11 +34,11 @@ class ModelExport {
 
   ModelExport(const Config& config, const GptConfig& model, const ExportSource& source);
 
-  /// Of how many steps the parameters are.
+  /// Sets how many steps the parameters have had.
   void reached(std::int64_t step) { step_ = step; }
   /// Receives them; empty where no folder is wanted.
   Trainer::OnParameter on_parameter();
-  /// What a folder is, behind its name.
+  /// The description of a folder, which follows its name.
   std::string description() const;
   /// Makes the folders durable, once all parameters were received; returns their paths. Nothing
   /// where none was received, as in processes other than rank 0's.

@@ -126,7 +126,7 @@ void RunOutputs::open() {
   if (std::exchange(is_open_, true)) return;
   const Existing existing = config_.get<bool>("append") ? Existing::kExtend : Existing::kReplace;
   std::vector<std::string> earlier;
-  // What is written first destroys least: an event file is always a new one.
+  // The output that is opened first destroys least: an event file is always a new one.
   if (!config_.is_null("log")) log_.emplace(config_.get<std::string>("log"), existing);
   if (!config_.is_null("tensorboard")) {
     const auto folder = config_.get<std::string>("tensorboard");

@@ -22,6 +22,8 @@
 #include "run/progress.h"
 #include "run/work_watch.h"
 #include "settings/command_line.h"
+#include "settings/data_choice.h"
+#include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/compat/launcher.h"
@@ -40,12 +42,12 @@
 namespace tessera::cli {
 namespace {
 
-void print_header(const Config& config, const GptChoice& choice, const Model& model,
-                  const TokenDataset& dataset, const TrainingPlan& plan) {
+void print_header(const Config& config, const GptChoice& choice, const TokenDataset& dataset,
+                  const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
   const std::int64_t positions_per_step =
       sample_division(options).samples_per_step() * config.get<std::int64_t>("sequence_length");
-  std::cout << model.name << ": " << describe_model(model, plan) << "\n"
+  std::cout << describe_model(plan) << "\n"
             << describe_ranks(options) << "\n"
             << "binding: " << describe(*options.binding) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
@@ -75,7 +77,7 @@ void print_header(const Config& config, const GptChoice& choice, const Model& mo
     if (!note.empty()) lines.push_back("note: " + note);
   }
   for (const std::string& line : lines) {
-    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+    print_line(stdout, line, 2);
   }
   std::cout << std::flush;
 }
@@ -89,10 +91,9 @@ std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> par
 }
 
 /// The largest micro-batch that fits every process, and says so.
-void choose_batch(Config& config, TrainerOptions& options, const Model& model,
-                  const TokenDataset& dataset) {
+void choose_batch(Config& config, TrainerOptions& options, const RunInputs& inputs) {
   const std::int64_t given = agreed_bytes_per_rank(options);
-  const BatchChoice choice = tessera::choose_batch(model, dataset, options, given);
+  const BatchChoice choice = tessera::choose_batch({inputs.model, inputs.source}, options, given);
   options.micro_batch = choice.micro_batch;
   options.accumulate = choice.accumulate;
   config.set_effective("micro_batch", choice.micro_batch);
@@ -108,9 +109,8 @@ void choose_batch(Config& config, TrainerOptions& options, const Model& model,
   std::cerr << "\n";
 }
 
-/// What --fit chooses, and says so.
-void fit(Config& config, TrainerOptions& options, const Model& model, const TokenDataset& dataset,
-         const std::optional<TokenDataset>& evaluation) {
+/// Applies the choice of --fit, and says so.
+void fit(Config& config, TrainerOptions& options, const RunInputs& inputs) {
   if (config.is_null("fit")) return;
   require(!config.get<bool>("auto_batch"), ErrorCode::kConfig,
           "--fit and --auto-batch both decide what fills the memory; give one of them");
@@ -118,14 +118,13 @@ void fit(Config& config, TrainerOptions& options, const Model& model, const Toke
   options.group = resolved_group(options);
   const FitRequest request = fit_request(config, options, true);
   if (!config.get<bool>("quiet")) note_noise(std::cerr, request.cluster.profile);
-  const auto choice =
-      apply_fit(config, options, model, dataset, evaluation ? &*evaluation : nullptr, request);
-  if (!config.get<bool>("quiet")) print_fit(std::cerr, *choice, request);
+  const FitChoice choice = apply_fit(config, options, inputs, request);
+  if (!config.get<bool>("quiet")) print_fit(std::cerr, choice, request);
 }
 
-/// Of all ranks. Those of this machine stand for those of others, and this process for its
-/// neighbours, which are idle now: on CPUs with as many ranks, since they share the cores, on GPUs
-/// with its own.
+/// The FLOPs per second of all ranks. The ranks of this machine stand for those of others, and this
+/// process for its neighbours, which are idle now: on CPUs with as many ranks, since they share the
+/// cores, on GPUs with its own.
 double machine_flops(TrainerOptions options) {
   const bool on_gpus = options.world != nullptr && options.device == DeviceChoice::kCuda;
   const int measured = on_gpus ? options.world->local_ranks() : ranks_on_host(options);
@@ -157,12 +156,10 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
-  if (options.world != nullptr) {
-    require_same_program(*options.world);
-    require_same_settings(config, options, initial);
-  }
-  fit(config, options, model, dataset, evaluation);
-  if (config.get<bool>("auto_batch")) choose_batch(config, options, model, dataset);
+  require_same_run(config, options, initial);
+  const RunInputs inputs{model, dataset, evaluation ? &*evaluation : nullptr};
+  fit(config, options, inputs);
+  if (config.get<bool>("auto_batch")) choose_batch(config, options, inputs);
   return options;
 }
 
@@ -224,7 +221,7 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
       exported.on_parameter());
 }
 
-/// What the run was, beside what was predicted, and what the model has to say.
+/// Reports the run beside its prediction, and a text of the model.
 void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary,
             const LossPlot& losses, double peak_flops, const InterruptGuard& interrupt) {
   const bool interrupted = interrupt.signal() != 0;
@@ -281,7 +278,7 @@ std::string finished_run(const Config& config) {
   return has_stopped || manifest.step >= config.get<std::int64_t>("steps") ? newest : "";
 }
 
-/// Of a run that keeps its best checkpoint and has exported another; "" if it is the same.
+/// Says so if a run keeps its best checkpoint and has exported another; "" if it is the same.
 std::string better_than_exported(const TrainingPlan& plan, const TrainingSummary& summary) {
   const CheckpointOptions& saves = plan.options.checkpoints;
   if (!saves.save_best || !summary.evaluation || !summary.evaluation->best) return "";
@@ -291,7 +288,7 @@ std::string better_than_exported(const TrainingPlan& plan, const TrainingSummary
                 ": tessera checkpoint convert ", saves.folder, "/best FOLDER");
 }
 
-/// What our launcher has started, it ends.
+/// Our launcher ends the processes that it has started.
 GraceOfRun grace_of(const PreparedRun& run) {
   constexpr std::chrono::seconds kDefault{30};
   GraceOfRun limit{.saves = !run.plan().options.checkpoints.folder.empty()};
@@ -314,7 +311,7 @@ int run_train(Config config) {
   const PreparedRun run(std::move(config), dumps);
   RunOutputs outputs(run.config, run.model);
   if (!run.config.get<bool>("quiet")) {
-    print_header(run.config, run.choice, run.model, run.dataset, run.plan());
+    print_header(run.config, run.choice, run.dataset, run.plan());
   }
   if (run.config.get<bool>("verbose")) print_settings(std::cout, run.config);
 
@@ -341,12 +338,10 @@ int run_train(Config config) {
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
-      std::cout << "\n"
-                << for_reader(inspect(stdout), concat("exported  ", folder, exported.description()),
-                              10)
-                << "\n";
+      std::cout << "\n";
+      print_line(stdout, concat("exported  ", folder, exported.description()), 10);
     }
-    if (!better.empty()) std::cout << for_reader(inspect(stdout), better, 10) << "\n";
+    if (!better.empty()) print_line(stdout, better, 10);
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
   return kExitSignal + interrupt.signal();

@@ -22,7 +22,7 @@ namespace tessera {
 void require_agreement(World& world, const std::vector<NamedText>& own);
 
 /// The texts of all processes, by process. Every process must call it.
-std::vector<std::string> gather_texts(World& world, const std::string& own);
+std::vector<std::string> gather_texts(const World& world, const std::string& own);
 
 // Settings that must be the same, in words.
 
@@ -31,8 +31,8 @@ std::vector<std::string> gather_texts(World& world, const std::string& own);
 NamedText identity_of_program();
 /// The effective values of all settings of which Setting::must_agree says so, by flag.
 std::vector<NamedText> identity_of_settings(const Settings& settings);
-/// The same of a Trainer's options, whose device is decided, by the name of the setting. `options`
-/// are resolved.
+/// The identity of a Trainer's options, whose device is decided, by the name of the setting.
+/// `options` are resolved.
 std::vector<NamedText> identity_of_options(const TrainerOptions& options);
 /// Layers and parameters.
 NamedText identity_of_model(const Model& model);

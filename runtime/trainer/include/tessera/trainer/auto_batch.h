@@ -32,12 +32,11 @@ struct BatchChoice {
 /// `bytes_per_rank` × (1 - margin), or on a GPU `bytes_per_rank` - gpu_overhead(). A pure function
 /// of its arguments and the choice of device: ranks that are given the same memory choose the same.
 /// Throws Error{kOutOfMemory} if single samples do not fit.
-BatchChoice choose_batch(const Model& model, const BatchSource& source,
-                         const TrainerOptions& options, std::int64_t bytes_per_rank,
-                         double margin = kAutoBatchMargin);
+BatchChoice choose_batch(const RunInputs& inputs, const TrainerOptions& options,
+                         std::int64_t bytes_per_rank, double margin = kAutoBatchMargin);
 
-/// What it leaves free, as a clause: "a margin of 5 %", or what a GPU holds beside the plan, by
-/// item.
+/// The memory that it leaves free, as a clause: "a margin of 5 %", or the items that a GPU holds
+/// beside the plan.
 std::string describe_room(const BatchChoice& choice, double margin = kAutoBatchMargin);
 
 /// The memory that one rank may use on this machine: its share of the host's or its GPU's free

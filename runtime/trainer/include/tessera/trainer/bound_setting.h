@@ -112,7 +112,7 @@ auto& member_of(Object& object, Member member, Rest... rest) {
 template <typename Class, typename Member>
 Class class_of(Member Class::*);
 
-/// What bound() makes of its member, compiled once for all members of these options.
+/// The part of bound() that is compiled once for all members of these options.
 template <typename Options>
 BoundSetting<Options> make_row(std::string name, std::string help, Setting more, SettingType type,
                                nlohmann::json (*read)(const Options&),

@@ -21,10 +21,10 @@ struct FitAxis {
 /// Strategy, recomputation and each kind of offload: a row each.
 const std::vector<FitAxis>& fit_axes();
 
-/// What a rank may take, and what ranks its combinations by time.
+/// The memory that a rank may take, and the machine that ranks its combinations by time.
 struct FitRequest {
   std::int64_t device_bytes = 0;  ///< of its device
-  /// Of the host's memory; on a CPU with that of the device, which is the same memory.
+  /// The bytes of the host's memory; on a CPU with those of the device, which is the same memory.
   std::int64_t host_bytes = std::numeric_limits<std::int64_t>::max();
   Cluster cluster{};                ///< whose step times are predicted
   std::vector<std::string> kept{};  ///< settings that stay as the options have them
@@ -59,13 +59,16 @@ struct FitChoice {
   const FitCandidate& best() const { return candidates.front(); }
 };
 
+/// A plan's step on a cluster, in virtual time, on the devices of the cluster's profile, whatever
+/// the run's own are.
+SimulatedStep predict_step(const TrainingPlan& plan, const Cluster& cluster);
+
 /// The combination with the least predicted step time of those whose predicted peaks fit, and what
 /// else there is. Of equal times the mildest wins: that whose values come first in fit_axes(). A
-/// pure function of its arguments and the choice of device. `evaluation` as for
-/// make_training_plan(). Throws Error{kOutOfMemory} that says what the smallest one would need if
-/// nothing fits, and Error{kConfig} if nothing can be planned.
-FitChoice choose_fit(const Model& model, const BatchSource& source, const TrainerOptions& options,
-                     const FitRequest& request, const BatchSource* evaluation = nullptr);
+/// pure function of its arguments and the choice of device. Throws Error{kOutOfMemory} that says
+/// what the smallest one would need if nothing fits, and Error{kConfig} if nothing can be planned.
+FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
+                     const FitRequest& request);
 
 /// `options` with the values of a candidate, which may be of another process: by axis.
 TrainerOptions with_fit(const TrainerOptions& options, const std::vector<std::string>& values,

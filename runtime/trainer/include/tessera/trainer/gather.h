@@ -3,49 +3,58 @@
 #include <algorithm>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tessera/collectives/process_group.h"
+#include "tessera/collectives/world.h"
 #include "tessera/core/cpu_device.h"
+#include "tessera/trainer/launch.h"
 
 namespace tessera {
 
-/// Plain bytes as a collective takes them.
-template <typename T>
-TensorView bytes_of(T* values, std::size_t count) {
-  static_assert(std::is_trivially_copyable_v<T>);
-  return TensorView(reinterpret_cast<std::uint8_t*>(values), DType::kUInt8,
-                    Shape{static_cast<std::int64_t>(count * sizeof(T))});
+/// Gathers as many bytes of every rank of `group`, which is of CPU ranks.
+inline void gather_bytes(ProcessGroup& group, void* own, std::size_t bytes, void* all) {
+  const auto view = [](void* data, std::size_t size) {
+    return TensorView(data, DType::kUInt8, Shape{static_cast<std::int64_t>(size)});
+  };
+  const auto host = make_cpu_device();
+  const auto stream = host->create_stream({.name = "gather"});
+  const std::size_t ranks = static_cast<std::size_t>(group.size());
+  group.all_gather(view(own, bytes), view(all, bytes * ranks), *stream);
+  stream->synchronize();
 }
 
 /// Gathers a value of every rank of `group`, which is of CPU ranks.
 template <typename T>
-std::vector<T> gather_bytes(ProcessGroup& group, T own) {
+std::vector<T> gather(ProcessGroup& group, T own) {
+  static_assert(std::is_trivially_copyable_v<T>);
   std::vector<T> all(static_cast<std::size_t>(group.size()));
-  const auto host = make_cpu_device();
-  const auto stream = host->create_stream({});
-  group.all_gather(bytes_of(&own, 1), bytes_of(all.data(), all.size()), *stream);
-  stream->synchronize();
+  gather_bytes(group, &own, sizeof(T), all.data());
   return all;
 }
 
-/// The same of texts, of any length.
-inline std::vector<std::string> gather_strings(ProcessGroup& group, std::string own) {
-  const std::vector<std::int64_t> sizes =
-      gather_bytes(group, static_cast<std::int64_t>(own.size()));
-  const auto most = static_cast<std::size_t>(*std::ranges::max_element(sizes));
+/// Gathers texts of any length.
+inline std::vector<std::string> gather(ProcessGroup& group, std::string own) {
+  const std::vector<std::size_t> sizes = gather(group, own.size());
+  const std::size_t most = std::ranges::max(sizes);
   if (most == 0) return std::vector<std::string>(sizes.size());
   own.resize(most);
   std::string all(most * sizes.size(), '\0');
-  const auto host = make_cpu_device();
-  const auto stream = host->create_stream({});
-  group.all_gather(bytes_of(own.data(), own.size()), bytes_of(all.data(), all.size()), *stream);
-  stream->synchronize();
+  gather_bytes(group, own.data(), most, all.data());
   std::vector<std::string> texts;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    texts.push_back(all.substr(i * most, static_cast<std::size_t>(sizes[i])));
-  }
+  for (std::size_t i = 0; i < sizes.size(); ++i) texts.push_back(all.substr(i * most, sizes[i]));
   return texts;
+}
+
+/// Gathers `own(rank)` of every rank of a world. Every process must call it.
+template <typename Own>
+auto gather_ranks(const World& world, const Own& own) {
+  std::vector<decltype(gather(*world.groups().front(), own(0)))> all(world.groups().size());
+  launch_ranks(world.groups(), [&](int rank, ProcessGroup& group) {
+    all[static_cast<std::size_t>(rank - world.first_rank())] = gather(group, own(rank));
+  });
+  return std::move(all.front());
 }
 
 }  // namespace tessera

@@ -24,8 +24,8 @@ std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan);
 
 std::int64_t total_bytes(const std::vector<OverheadItem>& items);
 
-/// What a rank must have of its device: the plan's peak, and on a GPU what is beside it. Every
-/// comparison of a plan with a budget or with a whole device's memory is of this.
+/// The memory that a rank must have of its device: the plan's peak, and on a GPU the items beside
+/// it. Every comparison of a plan with a budget or with a whole device's memory takes this number.
 std::int64_t device_bytes(const TrainingPlan& plan);
 
 /// "memory pool 12.0 MiB, CUDA context 640.0 MiB, ...".

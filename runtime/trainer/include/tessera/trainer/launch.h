@@ -16,9 +16,9 @@ namespace tessera {
 /// (std::rethrow_if_nested).
 void launch_ranks(int ranks, const std::function<void(int rank)>& body);
 
-/// The same over ends of a process group: of all its ranks, or of those of this process, in order
-/// and without gaps. A rank that throws aborts the
-/// group first, so that its peers do not wait for it until their timeout.
+/// Runs ranks over ends of a process group: those of all its ranks, or of this process, in order
+/// and without gaps. A rank that throws aborts the group first, so that its peers do not wait for
+/// it until their timeout.
 void launch_ranks(const std::vector<std::unique_ptr<ProcessGroup>>& world,
                   const std::function<void(int rank, ProcessGroup& group)>& body);
 

@@ -39,7 +39,7 @@ struct LossScaleOptions {
 /// or the dialect does not take, and on numbers that do not fit together.
 LossScaleOptions resolved(LossScaleOptions options, DType precision);
 
-/// What the executor is given of resolved options.
+/// The executor's part of resolved options.
 std::optional<LossScaling> loss_scaling(const LossScaleOptions& resolved);
 
 }  // namespace tessera

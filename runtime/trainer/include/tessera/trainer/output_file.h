@@ -28,7 +28,7 @@ class OutputFile {
   /// file of lines holds whole lines.
   void write(std::string_view bytes);
 
-  /// The same in place of `end`, with which the last write ended, and which is there again if this
+  /// Writes in place of `end`, with which the last write ended, and which is there again if this
   /// fails. Only a regular file can be written so.
   void write_over(std::string_view end, std::string_view bytes);
   bool is_regular() const { return is_regular_; }

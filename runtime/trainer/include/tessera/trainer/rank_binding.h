@@ -21,8 +21,8 @@ BindRequest bind_request(const TrainerOptions& options, int ranks, std::vector<s
 /// cores of options.binding for a rank of this process. A rank's thread calls it before all else.
 void bind_rank(const TrainerOptions& options, int rank);
 
-/// What is not done as `asked`.bind has it, or that ranks of the run, whose options are `planned`,
-/// have more threads than CPUs; "" if there is nothing to say.
+/// Says that ranks are bound otherwise than `asked`.bind has it, or that ranks of the run, whose
+/// options are `planned`, have more threads than CPUs; "" if there is nothing to say.
 std::string binding_note(const TrainerOptions& asked, const TrainerOptions& planned);
 
 }  // namespace tessera

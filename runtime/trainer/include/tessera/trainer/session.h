@@ -30,7 +30,7 @@ namespace tessera {
 /// thrown is nested in it. After that only destruction is allowed.
 class Session {
  public:
-  /// What the model returns for samples, in their order.
+  /// The model's results for samples, in their order.
   struct Outputs {
     Shape shape;  ///< the last layer's, for all samples
     std::vector<float> values;
@@ -40,9 +40,8 @@ class Session {
   /// `evaluation` is the data of evaluate(), if that is wanted.
   Session(const Model& model, const BatchSource& source, const TrainerOptions& options,
           const BatchSource* evaluation = nullptr);
-  /// A run that is planned already.
-  Session(const TrainingPlan& plan, const Model& model, const BatchSource& source,
-          const BatchSource* evaluation = nullptr);
+  /// A run that is planned already. The plan outlives the session.
+  explicit Session(const TrainingPlan& plan);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -56,10 +55,10 @@ class Session {
   /// seconds and bytes.
   std::optional<StepRecord> step();
   std::optional<StepRecord> step(double learning_rate);
-  /// As step(), but the next step begins, at the plan's learning rate, before this one's results
-  /// are read: the device need not wait for the host. That step's record comes from the next call
-  /// of step_ahead() or step(), and until then nothing else can be asked for but notes(). With
-  /// TrainerOptions::overlap_steps; else the same as step().
+  /// Does a step as step(), but the next one begins, at the plan's learning rate, before this one's
+  /// results are read: the device need not wait for the host. That step's record comes from the
+  /// next call of step_ahead() or step(), and until then nothing else can be asked for but notes().
+  /// With TrainerOptions::overlap_steps; else the same as step().
   std::optional<StepRecord> step_ahead();
 
   /// The mean loss on TrainerOptions::evaluation_samples samples of the evaluation's data, without
@@ -67,16 +66,16 @@ class Session {
   /// Error{kInvalidArgument} if the session has no such data.
   EvaluationRecord evaluate();
 
-  /// What the last layer returns for `inputs`, without dropout: whole samples of the source's shape
-  /// and dtype, (N, ...) in host memory, as many as one likes. A loss is left out, and what it
-  /// would have compared with targets comes back: the logits of ops::cross_entropy, the predictions
-  /// of ops::squared_error. The ranks share the samples; the bits do not depend on how. Needs
-  /// TrainerOptions::forward. Every process is given the same inputs and gets all outputs.
+  /// Gives the last layer's output for `inputs`, without dropout: whole samples of the source's
+  /// shape and dtype, (N, ...) in host memory, as many as one likes. A loss is left out, and what
+  /// it would have compared with targets comes back: the logits of ops::cross_entropy, the
+  /// predictions of ops::squared_error. The ranks share the samples; the bits do not depend on how.
+  /// Needs TrainerOptions::forward. Every process is given the same inputs and gets all outputs.
   Outputs forward(const TensorView& inputs);
 
   /// The fp32 master weights of all ranks, in order of declaration.
   std::vector<FullParameter> parameters();
-  /// The same, one parameter after the other: no more than one unit is unsharded at a time.
+  /// Hands over one parameter after the other: no more than one unit is unsharded at a time.
   void parameters(const std::function<void(FullParameter)>& receive);
   /// Overwrites the parameters. `values` is asked for every one, perhaps repeatedly and by several
   /// threads at once. The optimizer's state stays as it is.
@@ -87,18 +86,18 @@ class Session {
   /// on, whatever its ranks and strategy are. Returns its path, "" but in rank 0's process, when it
   /// is durable. Throws Error{kIo} in all processes if it cannot be written; the session goes on.
   std::string save(const std::string& folder);
-  /// The same without waiting. The next step copies the state as it is before it, beside its work
+  /// Saves without waiting. The next step copies the state as it is before it, beside its work
   /// (with_snapshot in plan.h); then threads write it. One checkpoint can be in flight.
   void begin_save(const std::string& folder);
   /// The lowest loss of the run's evaluations, which its checkpoints have from now on; at first
   /// that of the checkpoint that the run went on from, if that has one.
   const std::optional<BestEvaluation>& best_evaluation() const;
   void set_best_evaluation(const BestEvaluation& best);
-  /// What has become of the checkpoint in flight: its record, once it is durable; nothing before,
-  /// or if there is none. Throws as save() does. Between steps, from time to time: what is left to
-  /// do when the files are written begins here. Every process must call it as often.
+  /// Gives the record of the checkpoint in flight, once it is durable; nothing before, or if there
+  /// is none. Throws as save() does. It is for the time between steps: work that is left when the
+  /// files are written begins here. Every process must call it as often.
   std::optional<SaveRecord> poll_save();
-  /// The same, but waits; nothing if no checkpoint is in flight.
+  /// Waits for the checkpoint in flight; nothing if there is none.
   std::optional<SaveRecord> finish_save();
 
   /// No further step, in any process, although only one may ask for it. Safe from any thread and

@@ -44,7 +44,7 @@ class Settings {
   const std::string& source(std::string_view name) const { return origin(name).text; }
 
  protected:
-  /// Who gave a value; the later wins.
+  /// The giver of a value; the later wins.
   enum class Giver : std::uint8_t { kDefault, kEnvironment, kFile, kCommandLine };
   struct Origin {
     Giver giver = Giver::kDefault;

@@ -88,9 +88,6 @@ class Trainer {
                         const OnParameter& on_parameter = {}) const;
 
  private:
-  const Model& model_;
-  const BatchSource& source_;
-  const BatchSource* evaluation_;
   TrainingPlan plan_;
 };
 

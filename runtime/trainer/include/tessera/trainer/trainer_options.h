@@ -46,7 +46,7 @@ inline constexpr int kMaxRanks = 1 << 20;
 /// The most micro-steps of a step.
 inline constexpr int kMaxAccumulate = 65536;
 
-/// What becomes of a checkpoint that cannot be written.
+/// The consequence of a checkpoint that cannot be written.
 enum class SaveFailures : std::uint8_t {
   kFail,      ///< the run ends at its next step
   kTolerate,  ///< it goes on, and says so
@@ -64,7 +64,8 @@ struct CheckpointOptions {
   /// A checkpoint, a folder of them, "latest" (the newest of `folder`), "auto" (that, if there is
   /// one) or "best" (the best of `folder`); "": the run begins at step 0.
   std::string resume{};
-  // What may differ from the run that is resumed. Without these, a difference is an error.
+  // Differences from the run that is resumed that are allowed. Without these, a difference is an
+  // error.
   bool allow_other_data = false;       ///< its samples go on at the same position
   bool allow_other_optimizer = false;  ///< states that the checkpoint has not begin at zero
   bool allow_other_model = false;      ///< as long as parameters have the same names and shapes
@@ -227,7 +228,7 @@ Mesh mesh_of(const TrainerOptions& options);
 /// How the run's samples are divided; replicas do not matter.
 SampleDivision sample_division(const TrainerOptions& options);
 
-/// What `strategy` and `trainable_strategy` say.
+/// The placement of `strategy` and `trainable_strategy`.
 Placement placement_of(const TrainerOptions& options);
 
 /// strategy_note() of resolved options; "" where the user gives a placement of their own.

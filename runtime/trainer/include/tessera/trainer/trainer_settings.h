@@ -11,7 +11,7 @@ namespace tessera {
 /// has its default. This table is the one place to add a setting: flags, keys of config files, the
 /// log and what processes compare are made from it.
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows();
-/// The same without the members. A program adds settings of its model and its data.
+/// Their settings, without the members. A program adds settings of its model and its data.
 std::vector<Setting> trainer_settings();
 
 /// The files that a program may write of a run: log, csv and tensorboard. They are no options of

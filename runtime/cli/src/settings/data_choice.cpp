@@ -1,0 +1,139 @@
+#include "settings/data_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "tessera/checkpoint/checkpoint_folder.h"
+#include "tessera/core/error.h"
+#include "tessera/model/hugging_face.h"
+
+namespace tessera::cli {
+
+std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
+  std::vector<std::string> folders;
+  if (const std::string tokenizer = given_tokenizer(config); !tokenizer.empty()) {
+    const std::filesystem::path file(tokenizer);
+    folders.push_back(file.has_parent_path() ? file.parent_path().string() : ".");
+  }
+  if (!config.is_null("init")) {
+    folders.push_back(config.get<std::string>("init"));
+    // The checkpoint that is meant, if the folder has several.
+    folders.push_back(find_checkpoint(folders.back()));
+  }
+  std::erase(folders, "");
+  ChatTemplateOptions options;
+  if (!config.is_null("chat_template")) options.path = config.get<std::string>("chat_template");
+  for (const std::string& folder : folders) {
+    if (options.path.empty()) options.path = find_chat_template(folder);
+    for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+      const std::filesystem::path file = std::filesystem::path(folder) / name;
+      std::error_code error;
+      const bool is_there = std::filesystem::is_regular_file(file, error);
+      if (options.tokens_path.empty() && is_there) options.tokens_path = file.string();
+    }
+  }
+  if (!config.is_null("chat_template_kwargs")) {
+    options.variables = config.get<std::string>("chat_template_kwargs");
+  }
+  if (options.path.empty()) return std::nullopt;
+  return options;
+}
+
+namespace {
+
+/// Checked against the vocabulary.
+TokenDataset open_checked(const DatasetOptions& options) {
+  try {
+    TokenDataset dataset(options);
+    dataset.check_vocabulary(options.vocab_size);
+    return dataset;
+  } catch (const Error& error) {
+    // A file that is damaged, or a pipe, is as little to read as one that is not there.
+    if (error.code() != ErrorCode::kIo) throw;
+    fail(ErrorCode::kConfig, error.what());
+  }
+}
+
+DatasetOptions dataset_options(const Config& config, const GptChoice& choice, const char* setting) {
+  DatasetOptions options;
+  options.path = config.get<std::string>(setting);
+  options.kind = parse_data_kind(config.get<std::string>("data_kind"));
+  options.sequence_length = choice.sequence_length;
+  options.vocab_size = choice.config.vocab_size;
+  options.tokenizer = choice.text.tokenizer;
+  options.no_text = choice.text.no_text;
+  options.end_token = choice.text.end_token;
+  options.chat_template = chat_template_of(config);
+  return options;
+}
+
+}  // namespace
+
+TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
+  require(
+      !config.is_null("data") && !config.get<std::string>("data").empty(), ErrorCode::kConfig,
+      "nothing to train on: give --data a text file, a folder of texts or .bin files of tokens");
+  DatasetOptions options = dataset_options(config, choice, "data");
+  options.seed = config.get<std::uint64_t>("seed");
+  options.shuffle = config.get<bool>("shuffle");
+  options.packing = config.get<bool>("packing");
+  return open_checked(options);
+}
+
+namespace {
+
+std::int64_t samples_per_step(const Config& config) {
+  const Mesh mesh = make_mesh(static_cast<int>(config.get<std::int64_t>("ranks")), 1);
+  return divide_samples(mesh, config.get<std::int64_t>("accumulate"),
+                        config.get<std::int64_t>("micro_batch"))
+      .samples_per_step();
+}
+
+}  // namespace
+
+std::string epochs_note(const Config& config, const TokenDataset& dataset) {
+  if (config.is_null("epochs") || dataset.samples_per_epoch() >= samples_per_step(config)) {
+    return "";
+  }
+  return concat("--data has ", dataset.samples_per_epoch(), " samples, and a step takes ",
+                samples_per_step(config), ": each step repeats samples; lower --micro-batch, ",
+                "--accumulate or --ranks");
+}
+
+void choose_steps(Config& config, const TokenDataset& dataset) {
+  if (config.is_null("epochs")) return;
+  for (const char* const other : {"steps", "auto_batch"}) {
+    require(!config.is_typed(other), ErrorCode::kConfig, "--epochs says how many steps there are ",
+            "by the samples of a step; leave out ", flag_name(other));
+  }
+  const double samples =
+      config.get<double>("epochs") * static_cast<double>(dataset.samples_per_epoch());
+  const double steps = std::ceil(samples / static_cast<double>(samples_per_step(config)));
+  require(steps >= 1.0 && steps < 1e9, ErrorCode::kConfig, "--epochs ",
+          config.get<double>("epochs"), " of ", dataset.samples_per_epoch(),
+          " samples are no number of steps; give more than 0");
+  config.set_effective("steps", static_cast<std::int64_t>(steps));
+}
+
+std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoice& choice) {
+  if (config.is_null("eval_data")) {
+    for (const char* const setting : {"eval_tokens", "eval_every", "patience", "save_best"}) {
+      require(!config.is_typed(setting), ErrorCode::kConfig, flag_name(setting),
+              " needs --eval-data, the data to evaluate on");
+    }
+    return std::nullopt;
+  }
+  DatasetOptions options = dataset_options(config, choice, "eval_data");
+  options.shuffle = false;
+  return open_checked(options);
+}
+
+std::int64_t evaluation_samples(const Config& config, const TokenDataset& dataset) {
+  const std::int64_t all = dataset.samples_per_epoch();
+  if (config.is_null("eval_tokens")) return all;
+  const std::int64_t length = dataset.options().sequence_length;
+  return std::min(all, (config.get<std::int64_t>("eval_tokens") + length - 1) / length);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <vector>
+
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera {
+
+using Row = BoundSetting<TrainerOptions>;
+
+inline std::vector<Row> in_group(const char* group, std::vector<Row> rows) {
+  for (Row& row : rows) row.setting.group = group;
+  return rows;
+}
+
+// Parts of trainer_rows().
+std::vector<Row> loss_scale_rows();
+std::vector<Row> optimizer_rows();
+
+}  // namespace tessera
