@@ -111,7 +111,8 @@ void print_ending(const Counts& counts, double limit_percent, std::size_t left_o
   }
   if (left_out > 0)
     text += concat(" ", counted(static_cast<long long>(left_out), "name"), " in one file only.");
-  std::cout << "\n" << for_reader(inspect(stdout), text) << "\n";
+  std::cout << "\n";
+  print_line(stdout, text);
 }
 
 int run_compare(const CompareRequest& request) {

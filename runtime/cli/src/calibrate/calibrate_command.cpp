@@ -168,25 +168,21 @@ HardwareProfile profile_of_gpu(CalibrationOptions options) {
 }
 
 void say_busy(const std::vector<std::string>& disturbances, bool anyway) {
-  std::cerr << for_reader(inspect(stderr),
-                          concat(anyway ? "note" : "error",
-                                 ": this machine is busy: ", tessera::joined(disturbances, "; "),
-                                 anyway ? ""
-                                        : ". A profile of it would predict steps that are too "
-                                          "slow, so none was written; calibrate while nothing else "
-                                          "runs, or with --anyway"))
-            << "\n";
+  print_line(stderr, concat(anyway ? "note" : "error",
+                            ": this machine is busy: ", tessera::joined(disturbances, "; "),
+                            anyway ? ""
+                                   : ". A profile of it would predict steps that are too "
+                                     "slow, so none was written; calibrate while nothing else "
+                                     "runs, or with --anyway"));
 }
 
 void write_profile(const std::string& path, const HardwareProfile& profile) {
   replace_file(path, kProfileFlag, to_text(profile));
   const MeasurementNoise& noise = *profile.noise;
   if (noise.left_out > 0) {
-    std::cout << for_reader(inspect(stdout),
-                            concat(noise.left_out, " of ", noise.points + noise.left_out,
-                                   " points were left out, and the sizes nearest to them stand for "
-                                   "them; a longer --time-budget measures more"))
-              << "\n";
+    print_line(stdout, concat(noise.left_out, " of ", noise.points + noise.left_out,
+                              " points were left out, and the sizes nearest to them stand for "
+                              "them; a longer --time-budget measures more"));
   }
   std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
 }

@@ -106,7 +106,7 @@ void print_values(const char* heading, const std::vector<NamedText>& values) {
     text += concat(std::exchange(first, false) ? "" : ", ", value.name, " ", value.value);
   }
   if (values.empty()) text += "none";
-  std::cout << for_reader(inspect(stdout), text, 10) << "\n";
+  print_line(stdout, text, 10);
 }
 
 int inspect_checkpoint(const CheckpointRequest& request) {

@@ -270,9 +270,7 @@ class Matrix {
     return child;
   }
 
-  void tell(const std::string& line) const {
-    std::cerr << for_reader(inspect(stderr), line, 4) << "\n";
-  }
+  void tell(const std::string& line) const { print_line(stderr, line, 4); }
   std::string in_folder(const std::string& name) const { return path_in(request_.folder, name); }
   void keep_results() const { replace(in_folder("results.json"), to_text(results_)); }
 
@@ -333,10 +331,7 @@ int run_compare(const CompareRequest& request) {
           "no cell of the matrix can run: ", results.cells.front().why);
   for (const ComparedCell& cell : results.cells) {
     if (cell.state != CellState::kImpossible) continue;
-    std::cerr << for_reader(inspect(stderr),
-                            concat("note: impossible: ", cell_label(results, cell), ": ", cell.why),
-                            2)
-              << "\n";
+    print_line(stderr, concat("note: impossible: ", cell_label(results, cell), ": ", cell.why), 2);
   }
   begin_folder(request, results);
   const int signal = request.only_simulates ? 0 : Matrix(request, results).run();

@@ -91,16 +91,14 @@ void print_table(std::ostream& out, const Comparison& results) {
     for (std::size_t more = 1; more < lines.size(); ++more) table.add({lines[more]});
   }
   table.print(out);
-  out << "\n"
-      << wrapped(
-             concat(kMethod, " Exposed: milliseconds of a step in which only communication runs."),
-             kColumns)
-      << "\n";
+  out << "\n";
+  print_paragraph(
+      out, concat(kMethod, " Exposed: milliseconds of a step in which only communication runs."));
   for (const ComparedCell& cell : results.cells) {
     if (cell.why.empty()) continue;
     const std::string why =
         concat(to_string(cell.state), ": ", cell_label(results, cell), ": ", cell.why);
-    out << wrapped(why, kColumns, 2) << "\n";
+    print_paragraph(out, why, 2);
   }
 }
 

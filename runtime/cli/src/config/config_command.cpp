@@ -70,7 +70,7 @@ void save(const std::string& text, const fs::path& path) {
   }
   const std::string saved = concat("configuration saved at ", path.string(), "\n'tessera explain ",
                                    path.string(), "' tells what it means");
-  std::cout << for_reader(inspect(stdout), saved) << "\n";
+  print_line(stdout, saved);
 }
 
 MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {

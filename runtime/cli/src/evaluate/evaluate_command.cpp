@@ -60,10 +60,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
   options.stop_after = 0;
   options.trace.of_evaluation = true;
   join_world(launcher, config, options);
-  if (options.world != nullptr) {
-    require_same_program(*options.world);
-    require_same_settings(config, options, initial);
-  }
+  require_same_run(config, options, initial);
   Session session(model, data, options, &data);
   const EvaluationRecord record = session.evaluate();
   if (launcher.process != 0) return kExitGood;
@@ -83,7 +80,7 @@ int run_evaluate(Config config, const Launcher& launcher) {
                                    : "";
   if (!decoding.empty()) std::cout << decoding << "\n";
   for (const std::string& line : describe_data(data, choice)) {
-    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+    print_line(stdout, line, 2);
   }
   constexpr int kDecimals = 6;  // the result, not one of many
   std::cout << describe_evaluation(record, kDecimals) << "\n";

@@ -166,8 +166,7 @@ std::string show(const nlohmann::ordered_json& value) {
 }
 
 void print_wrapped(std::ostream& out, const std::string& text, int indent) {
-  out << wrapped(std::string(static_cast<std::size_t>(indent), ' ') + text, kColumns, indent + 2)
-      << "\n";
+  print_paragraph(out, std::string(static_cast<std::size_t>(indent), ' ') + text, indent + 2);
 }
 
 void print_verdict(std::ostream& out, const ConfigTranslation& translation) {

@@ -208,9 +208,7 @@ void print_notes(const Config& config, const PretrainedGpt& pretrained, const Gp
                  std::int64_t text_tokens, std::int64_t window) {
   const std::string decoding =
       describe_decoding(held, pretrained, config.get<std::string>("precision"));
-  const auto note = [](const std::string& text) {
-    std::cerr << for_reader(inspect(stderr), "note: " + text, 2) << "\n";
-  };
+  const auto note = [](const std::string& text) { print_line(stderr, "note: " + text, 2); };
   if (!decoding.empty()) note(concat("'", pretrained.path(), "': ", decoding));
   if (text_tokens <= window) return;
   note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
@@ -251,13 +249,11 @@ int run_generate(Config config, const Launcher& launcher) {
                     caches ? GptGeneration::Cache::kKeysAndValues : GptGeneration::Cache::kNone);
   TrainerOptions options = forward_options(config, pretrained);
   join_world(launcher, config, options);
-  if (options.world != nullptr) {
-    require(!is_chat || options.world->processes() == 1, ErrorCode::kConfig,
-            "--chat reads lines in one process; leave out the launcher, --ranks N takes threads of "
-            "this process");
-    require_same_program(*options.world);
-    require_same_settings(config, options, pretrained.identity());
-  }
+  require(!is_chat || options.world == nullptr || options.world->processes() == 1,
+          ErrorCode::kConfig,
+          "--chat reads lines in one process; leave out the launcher, --ranks N takes threads of "
+          "this process");
+  require_same_run(config, options, pretrained.identity());
   std::optional<InterruptGuard> guard(std::in_place);
   const InterruptGuard& interrupt = *guard;
   if (launcher.process == 0) {

@@ -74,9 +74,7 @@ std::string phase_in_words(HostPhase phase) {
 }
 
 void say(const std::string& line, int indent = 0) {
-  std::cout << for_reader(inspect(stdout),
-                          std::string(static_cast<std::size_t>(indent), ' ') + line, indent + 2)
-            << "\n";
+  print_line(stdout, std::string(static_cast<std::size_t>(indent), ' ') + line, indent + 2);
 }
 
 /// The dumps of a run, and what they say together.

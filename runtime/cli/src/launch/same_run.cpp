@@ -19,4 +19,11 @@ void require_same_settings(Config& config, TrainerOptions options,
   require_agreement(*options.world, all);
 }
 
+void require_same_run(Config& config, const TrainerOptions& options,
+                      const std::vector<NamedText>& more) {
+  if (options.world == nullptr) return;
+  require_same_program(*options.world);
+  require_same_settings(config, options, more);
+}
+
 }  // namespace tessera::cli

@@ -18,4 +18,8 @@ void require_same_program(World& world);
 void require_same_settings(Config& config, TrainerOptions options,
                            const std::vector<NamedText>& more = {});
 
+/// Both, if the processes of a launcher share the run.
+void require_same_run(Config& config, const TrainerOptions& options,
+                      const std::vector<NamedText>& more);
+
 }  // namespace tessera::cli

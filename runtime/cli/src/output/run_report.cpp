@@ -282,7 +282,7 @@ void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
   table.add({"needs of its GPU", format_bytes(needed), with_commas(needed)});
   table.print(out);
   for (const OverheadItem& item : items) {
-    out << wrapped(concat("  ", item.name, ": ", item.source), kColumns, 4) << "\n";
+    print_paragraph(out, concat("  ", item.name, ": ", item.source), 4);
   }
 }
 
@@ -313,18 +313,17 @@ void print_traffic(std::ostream& out, const Traffic& predicted) {
 
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements) {
-  out << wrapped("schedule  " + describe_shape(plan.schedule()), kColumns, kIndent) << "\n";
+  print_paragraph(out, "schedule  " + describe_shape(plan.schedule()), kIndent);
   out << "loss      " << fixed(summary.first_loss, 4) << " -> " << fixed(summary.last_loss, 4)
       << " in " << counted(summary.steps, "step") << ", " << as_clock(summary.seconds) << "\n";
   if (summary.evaluation) {
-    out << wrapped("evaluated " + describe_evaluation(*summary.evaluation), kColumns, kIndent)
-        << "\n";
+    print_paragraph(out, "evaluated " + describe_evaluation(*summary.evaluation), kIndent);
     if (const auto& best = summary.evaluation->best) {
       const CheckpointOptions& saves = plan.options.checkpoints;
-      out << wrapped(concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
-                            saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
-                     kColumns, kIndent)
-          << "\n";
+      print_paragraph(out,
+                      concat("best      loss ", fixed(best->loss, 4), " at step ", best->step,
+                             saves.save_best ? concat(", in ", saves.folder, "/best") : ""),
+                      kIndent);
     }
   }
   const SpeedRates rates{summary.tokens_per_second, summary.positions_per_second};
@@ -336,7 +335,7 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   }
   if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";
   if (summary.timeline && plan.options.ranks > 1) speed += ", " + exposed_share(*summary.timeline);
-  out << wrapped(speed, kColumns, kIndent) << "\n";
+  print_paragraph(out, speed, kIndent);
   print_memory_comparison(out, summary);
   print_traffic_comparison(out, summary);
   if (plan.options.hash_parameters) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <iostream>
 
 namespace tessera::cli {
 
@@ -76,6 +77,14 @@ std::string wrapped(const std::string& text, int columns, int indent) {
 std::string for_reader(const Terminal& terminal, const std::string& text, int indent) {
   const std::string named = with_flags(text);
   return terminal.interactive ? wrapped(named, terminal.columns, indent) : named;
+}
+
+void print_line(std::FILE* stream, const std::string& text, int indent) {
+  (stream == stdout ? std::cout : std::cerr) << for_reader(inspect(stream), text, indent) << "\n";
+}
+
+void print_paragraph(std::ostream& out, const std::string& text, int indent) {
+  out << wrapped(text, kColumns, indent) << "\n";
 }
 
 std::string with_commas(long long number) {

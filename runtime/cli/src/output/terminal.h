@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdio>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 
@@ -29,6 +30,10 @@ std::string wrapped(const std::string& text, int columns, int indent = 0);
 /// `text` with the flags of the options that it names (with_flags), wrapped for a person who
 /// watches; in one piece for a file, where lines are searched.
 std::string for_reader(const Terminal& terminal, const std::string& text, int indent = 0);
+/// Prints a line for a reader, `stream` being stdout or stderr; see for_reader().
+void print_line(std::FILE* stream, const std::string& text, int indent = 0);
+/// Prints `text` wrapped at kColumns.
+void print_paragraph(std::ostream& out, const std::string& text, int indent = 0);
 /// Terminal columns that UTF-8 text takes, if all its characters are narrow.
 int columns_of(std::string_view text);
 

@@ -244,16 +244,14 @@ void print_text(const Request& request, const Estimate& estimate) {
   }
   training.print(std::cout);
   for (const Impossible& one : estimate.plans.impossible) {
-    std::cout << for_reader(inspect(stdout), "note: " + one.why(), 2) << "\n";
+    print_line(stdout, "note: " + one.why(), 2);
   }
-  std::cout
-      << "\n"
-      << wrapped(
-             "'tessera plan' has one of these by category, --device cuda counts what a GPU "
-             "holds beside it, too; 'tessera train --auto-batch' chooses the largest micro-batch "
-             "that fits.",
-             kColumns)
-      << "\n";
+  std::cout << "\n";
+  print_paragraph(
+      std::cout,
+      "'tessera plan' has one of these by category, --device cuda counts what a GPU "
+      "holds beside it, too; 'tessera train --auto-batch' chooses the largest micro-batch "
+      "that fits.");
 }
 
 void check_settings(const Request& request) {

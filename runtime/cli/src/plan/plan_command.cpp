@@ -66,9 +66,8 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
 }
 
 void print_header(std::ostream& out, const TrainingPlan& plan) {
-  out << describe_model(plan) << "\n"
-      << describe_ranks(plan.options) << "\n"
-      << wrapped("schedule  " + describe_shape(plan.schedule()), kColumns, 10) << "\n";
+  out << describe_model(plan) << "\n" << describe_ranks(plan.options) << "\n";
+  print_paragraph(out, "schedule  " + describe_shape(plan.schedule()), 10);
 }
 
 nlohmann::ordered_json stages_to_json(const TrainingPlan& plan) {
@@ -167,9 +166,9 @@ void print_sums(std::ostream& out, const TrainingPlan& plan) {
         << (line.tensors > 1 ? ", ..." : "") << ")\n";
   }
   const BitsByStrategy bits = compare_bits(plan.inputs.model, plan.options);
-  out << wrapped("same bits  " + tessera::joined(bits.same), kColumns, 11) << "\n";
+  print_paragraph(out, "same bits  " + tessera::joined(bits.same), 11);
   if (!bits.others.empty()) {
-    out << wrapped("others     " + tessera::joined(bits.others), kColumns, 11) << "\n";
+    print_paragraph(out, "others     " + tessera::joined(bits.others), 11);
   }
 }
 
@@ -244,7 +243,8 @@ int print_sweep(const Config& config, const std::vector<Swept>& sweep) {
                 format_bytes(run.plan.disk_bytes)});
     table.add(std::move(row));
   };
-  note_left_out(each_combination(config, sweep, use), runs.empty(), "planned");
+  const std::vector<LeftOut> left_out = each_combination(config, sweep, use);
+  note_left_out(left_out, runs.empty(), "planned");
   if (config.get<std::string>("format") == "json") {
     write_json(std::cout, {{"kind", "plans"}, {"runs", runs}});
   } else {
@@ -315,11 +315,9 @@ int run_plan(Config config) {
     out << "\n";
     print_traffic(out, plan.traffic);
     if (const std::int64_t bytes = account_gradient_sums(plan.schedule()); bytes > 0) {
-      out << "\n"
-          << wrapped(concat("Adding up the gradients of micro-steps moves ", format_bytes(bytes),
-                            " within a rank's memory per step."),
-                     kColumns, 0)
-          << "\n";
+      out << "\n";
+      print_paragraph(out, concat("Adding up the gradients of micro-steps moves ",
+                                  format_bytes(bytes), " within a rank's memory per step."));
     }
   }
   return kExitGood;

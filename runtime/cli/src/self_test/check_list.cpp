@@ -28,7 +28,7 @@ bool CheckList::check(const std::string& name, const std::function<std::string()
 
 void CheckList::skip(const std::string& name, const std::string& reason) const {
   if (silent_) return;
-  std::cout << for_reader(inspect(stdout), "  --  " + name + ": " + reason, kIndent) << "\n";
+  print_line(stdout, "  --  " + name + ": " + reason, kIndent);
 }
 
 }  // namespace tessera::cli

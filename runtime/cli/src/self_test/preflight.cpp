@@ -45,7 +45,8 @@ class Preflight {
       fail(ErrorCode::kUnavailable, checks_.first_failure());
     }
     if (launcher_.process == 0) {
-      std::cout << "\n" << for_reader(inspect(stdout), sentence(good)) << "\n";
+      std::cout << "\n";
+      print_line(stdout, sentence(good));
     }
     return good ? kExitGood : kExitRunTime;
   }

@@ -34,13 +34,12 @@ class SelfTest {
 
   int run() {
     const char* const where = options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU";
-    std::cout << wrapped(concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
-                                to_string(options_.precision),
-                                ". Every strategy must end with the losses, gradient norms and "
-                                "parameters of no_shard, and take the memory and send the bytes "
-                                "that its plan predicts."),
-                         kColumns)
-              << "\n";
+    print_paragraph(std::cout,
+                    concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
+                           to_string(options_.precision),
+                           ". Every strategy must end with the losses, gradient norms and "
+                           "parameters of no_shard, and take the memory and send the bytes "
+                           "that its plan predicts."));
     checks_.check("collectives", [this] { return test_collectives(); });
     checks_.check("no_shard learns", [this] { return training_.run_reference(); });
     bool all_run = true;

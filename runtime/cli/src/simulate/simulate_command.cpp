@@ -86,7 +86,8 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
     }
     cells.push_back(std::move(cell));
   };
-  note_left_out(each_combination(config, sweep, simulate), cells.empty(), "simulated");
+  const std::vector<LeftOut> left_out = each_combination(config, sweep, simulate);
+  note_left_out(left_out, cells.empty(), "simulated");
   std::vector<ParetoPoint> points;
   for (const Cell& cell : cells) {
     points.push_back({static_cast<double>(cell.memory),
@@ -109,12 +110,12 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
       << " per rank\n";
   if (cell.mfu > 0.0) {
     const std::string dtype(to_string(options.precision));
-    out << wrapped(concat("MFU            ", in_percent(cell.mfu), " of ",
-                          fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
-                          " (the model's FLOPs, attention's causal half; none for what is "
-                          "computed again)"),
-                   kColumns, 15)
-        << "\n";
+    print_paragraph(out,
+                    concat("MFU            ", in_percent(cell.mfu), " of ",
+                           fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
+                           " (the model's FLOPs, attention's causal half; none for what is "
+                           "computed again)"),
+                    15);
   }
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
@@ -133,11 +134,10 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   out << "\n";
   print_traffic(out, cell.plan().traffic);
   if (static_cast<double>(cell.memory) > profile.memory_bytes.value) {
-    out << "\n"
-        << wrapped(concat("It does not fit: a device of ", profile.name, " has ",
-                          format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."),
-                   kColumns, 0)
-        << "\n";
+    out << "\n";
+    print_paragraph(
+        out, concat("It does not fit: a device of ", profile.name, " has ",
+                    format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value)), "."));
   }
 }
 
@@ -169,13 +169,12 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   if (!cells.empty())
     out << describe_model(cells.front().plan()) << "\nprofile " << profile.name << "\n\n";
   table.print(out);
-  out << "\n"
-      << wrapped(
-             "mesh: replicas x ranks that share one. best: no other has both less memory and more "
-             "tokens per second and rank; memory is of one device, with what it takes beside the "
-             "plan.",
-             kColumns, 0)
-      << "\n";
+  out << "\n";
+  print_paragraph(
+      out,
+      "mesh: replicas x ranks that share one. best: no other has both less memory and more "
+      "tokens per second and rank; memory is of one device, with what it takes beside the "
+      "plan.");
 }
 
 nlohmann::ordered_json json_of(const Cell& cell) {

@@ -86,14 +86,12 @@ void print_text(std::ostream& out, const Comparison& comparison, const HardwareP
   out << comparison.model << "\nprofile " << profile.name << ", " << cells.size()
       << " configurations of " << comparison.date << "\n\n";
   table.print(out);
-  out << "\n"
-      << wrapped(
-             concat("error: mean ", in_percent(errors.mean), ", worst ", in_percent(errors.worst),
-                    "; the runs' own spread: mean ", in_percent(errors.spread),
-                    ". measured: the median step of all runs; spread: how far the median of a "
-                    "run is from that at most; off: more than 15 % and more than the spread."),
-             kColumns, 0)
-      << "\n";
+  out << "\n";
+  print_paragraph(
+      out, concat("error: mean ", in_percent(errors.mean), ", worst ", in_percent(errors.worst),
+                  "; the runs' own spread: mean ", in_percent(errors.spread),
+                  ". measured: the median step of all runs; spread: how far the median of a "
+                  "run is from that at most; off: more than 15 % and more than the spread."));
 }
 
 }  // namespace

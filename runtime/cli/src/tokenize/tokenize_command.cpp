@@ -82,7 +82,7 @@ int run_tokenize(const CLI::App& app, TokenizeRequest request) {
   }
   if (request.quiet) return kExitGood;
   for (const std::string& note : result.notes) {
-    std::cout << for_reader(inspect(stdout), "note: " + note, 2) << "\n";
+    print_line(stdout, "note: " + note, 2);
   }
   std::cout << output << ": " << with_commas(result.tokens) << " tokens, uint"
             << 8 * result.token_bytes << ", of " << with_commas(result.bytes) << " bytes in "

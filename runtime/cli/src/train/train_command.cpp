@@ -77,7 +77,7 @@ void print_header(const Config& config, const GptChoice& choice, const TokenData
     if (!note.empty()) lines.push_back("note: " + note);
   }
   for (const std::string& line : lines) {
-    std::cout << for_reader(inspect(stdout), line, 2) << "\n";
+    print_line(stdout, line, 2);
   }
   std::cout << std::flush;
 }
@@ -156,10 +156,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   options.gather_parameters = sample_tokens(config, model, dataset) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
-  if (options.world != nullptr) {
-    require_same_program(*options.world);
-    require_same_settings(config, options, initial);
-  }
+  require_same_run(config, options, initial);
   const RunInputs inputs{model, dataset, evaluation ? &*evaluation : nullptr};
   fit(config, options, inputs);
   if (config.get<bool>("auto_batch")) choose_batch(config, options, inputs);
@@ -341,12 +338,10 @@ int run_train(Config config) {
   if (reports) finish(run, outputs, std::move(summary), losses, peak_flops, interrupt);
   if (!run.config.get<bool>("quiet")) {
     for (const std::string& folder : folders) {
-      std::cout << "\n"
-                << for_reader(inspect(stdout), concat("exported  ", folder, exported.description()),
-                              10)
-                << "\n";
+      std::cout << "\n";
+      print_line(stdout, concat("exported  ", folder, exported.description()), 10);
     }
-    if (!better.empty()) std::cout << for_reader(inspect(stdout), better, 10) << "\n";
+    if (!better.empty()) print_line(stdout, better, 10);
   }
   if (interrupt.signal() == 0 || (saved && interrupt.signal() != SIGINT)) return kExitGood;
   return kExitSignal + interrupt.signal();
