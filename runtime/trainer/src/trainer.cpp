@@ -120,9 +120,9 @@ TimelineSummary Totals::steady_timeline() const {
 }
 
 /// The traffic of a checkpoint's copies to the host beside its step.
-Traffic copies_of_snapshot(const TrainingPlan& plan) {
-  const Traffic with = account_traffic(plan.snapshot.ranks.front());
-  const Traffic without = account_traffic(plan.step.ranks.front());
+Traffic copies_of_snapshot(const TrainingPlan& plan, std::size_t stage) {
+  const Traffic with = account_traffic(plan.snapshot.ranks[stage]);
+  const Traffic without = account_traffic(plan.step.ranks[stage]);
   return {.to_host_bytes = with.to_host_bytes - without.to_host_bytes,
           .from_disk_bytes = with.from_disk_bytes - without.from_disk_bytes};
 }
@@ -139,15 +139,31 @@ void summarise(const TrainingPlan& plan, const Totals& totals, const std::vector
   summary.predicted_memory = plan.memory;
   summary.predicted_host_memory = plan.host_memory;
   summary.predicted_disk_bytes = plan.disk_bytes;
-  summary.predicted_traffic = times(plan.traffic, totals.steps);
-  summary.predicted_traffic += times(plan.evaluation_traffic, totals.evaluations);
-  summary.predicted_traffic += times(copies_of_snapshot(plan), totals.saves);
-  for (const RankUse& rank : use) {
+  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
+    const RankCosts& costs = plan.stages[s];
+    TrainingSummary::Stage stage{.predicted_memory = costs.memory,
+                                 .measured_memory = {},
+                                 .predicted_traffic = times(costs.traffic, totals.steps),
+                                 .counted_traffic = {}};
+    stage.predicted_traffic += times(costs.evaluation_traffic, totals.evaluations);
+    stage.predicted_traffic += times(copies_of_snapshot(plan, s), totals.saves);
+    summary.stages.push_back(stage);
+  }
+  const auto largest = static_cast<std::size_t>(plan.largest_stage);
+  summary.predicted_traffic = summary.stages[largest].predicted_traffic;
+  for (std::size_t r = 0; r < use.size(); ++r) {
+    const RankUse& rank = use[r];
+    const auto s = static_cast<std::size_t>(plan.pipeline_rank_of(static_cast<int>(r)));
+    TrainingSummary::Stage& stage = summary.stages[s];
+    stage.measured_memory = highest(stage.measured_memory, rank.memory);
+    stage.counted_traffic = rank.traffic;
+    if (s != largest) continue;
     summary.measured_memory = highest(summary.measured_memory, rank.memory);
     summary.measured_host_memory = highest(summary.measured_host_memory, rank.host_memory);
     summary.measured_disk_bytes = std::max(summary.measured_disk_bytes, rank.disk_bytes);
     summary.counted_traffic.push_back(rank.traffic);
   }
+  if (summary.stages.size() == 1) summary.stages.clear();
   if (*plan.options.time_actions) summary.timeline = totals.steady_timeline();
 }
 

@@ -49,6 +49,38 @@ std::string verdict(std::int64_t predicted, std::int64_t measured) {
   return (more > 0 ? "+" : "") + with_commas(more) + " B";
 }
 
+/// "embedding to h.3".
+std::string layers_of_stage(const TrainingPlan& plan, std::size_t stage) {
+  const Schedule& schedule = plan.step.ranks[stage];
+  const LayerRange range = schedule.layers_of(static_cast<int>(stage));
+  const auto name = [&](int layer) {
+    return schedule.layers[static_cast<std::size_t>(layer)].name;
+  };
+  return range.end - range.begin == 1 ? name(range.begin)
+                                      : concat(name(range.begin), " to ", name(range.end - 1));
+}
+
+std::int64_t total_sent(const Traffic& traffic) {
+  return std::accumulate(traffic.sent_bytes.begin(), traffic.sent_bytes.end(), std::int64_t{0});
+}
+
+/// A line for each stage, and whether predictions held.
+void print_stages_comparison(std::ostream& out, const TrainingPlan& plan,
+                             const TrainingSummary& summary) {
+  if (summary.stages.empty()) return;
+  TextTable table({"stage", "layers", "", "memory of a rank", "", "sent in all", ""});
+  for (std::size_t s = 0; s < summary.stages.size(); ++s) {
+    const TrainingSummary::Stage& stage = summary.stages[s];
+    const std::int64_t sent = total_sent(stage.counted_traffic);
+    table.add({std::to_string(s), std::to_string(plan.options.pipeline.layers.counts[s]),
+               layers_of_stage(plan, s), format_bytes(stage.measured_memory.total),
+               verdict(stage.predicted_memory.total, stage.measured_memory.total),
+               format_bytes(sent), verdict(total_sent(stage.predicted_traffic), sent)});
+  }
+  table.print(out);
+  out << "of stage " << plan.largest_stage << ", which needs most memory:\n";
+}
+
 void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) {
   TextTable table({"memory of a rank", "predicted", "measured", ""});
   for_each_category(summary.predicted_memory, summary.measured_memory,
@@ -113,6 +145,11 @@ std::string exposed_share(const TimelineSummary& timeline) {
 
 std::string describe_ranks(const TrainerOptions& options) {
   std::string text = options.strategy + " on " + counted(options.ranks, "rank");
+  if (const PipelineSplit& pipeline = options.pipeline; pipeline.stages > 1) {
+    text += concat(", ", pipeline.stages, " stages of ", options.ranks / pipeline.stages, " in ",
+                   to_string(pipeline.order), " order with ", to_string(pipeline.layers),
+                   " layers");
+  }
   if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
     text += " (" + counted(options.replicas, "replica") + " of " +
             std::to_string(mesh_of(options).size(Axis::kShard)) + ")";
@@ -229,29 +266,17 @@ std::string describe_model(const TrainingPlan& plan) {
          " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
 }
 
-/// "embedding to h.3".
-static std::string layers_of_stage(const TrainingPlan& plan, std::size_t stage) {
-  const Schedule& schedule = plan.step.ranks[stage];
-  const LayerRange range = schedule.layers_of(static_cast<int>(stage));
-  const auto name = [&](int layer) {
-    return schedule.layers[static_cast<std::size_t>(layer)].name;
-  };
-  return range.end - range.begin == 1 ? name(range.begin)
-                                      : concat(name(range.begin), " to ", name(range.end - 1));
-}
-
 void print_stages(std::ostream& out, const TrainingPlan& plan) {
   if (plan.stages.size() == 1) return;
   TextTable table({"stage", "layers", "", "memory of a rank", "sent per step"});
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     const RankCosts& costs = plan.stages[s];
-    const auto sent = std::accumulate(costs.traffic.sent_bytes.begin(),
-                                      costs.traffic.sent_bytes.end(), std::int64_t{0});
+    const std::int64_t sent = total_sent(costs.traffic);
     table.add({std::to_string(s), std::to_string(plan.options.pipeline.layers.counts[s]),
                layers_of_stage(plan, s), format_bytes(costs.memory.total), format_bytes(sent)});
   }
   table.print(out);
-  out << "\nOf stage " << plan.largest_stage << ", which needs most memory:\n\n";
+  out << "\nof stage " << plan.largest_stage << ", which needs most memory:\n";
 }
 
 void print_memory(std::ostream& out, const TrainingPlan& plan) {
@@ -336,6 +361,7 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   if (plan.cuda_graph) speed += ", steps replayed as a CUDA graph";
   if (summary.timeline && plan.options.ranks > 1) speed += ", " + exposed_share(*summary.timeline);
   print_paragraph(out, speed, kIndent);
+  print_stages_comparison(out, plan, summary);
   print_memory_comparison(out, summary);
   print_traffic_comparison(out, summary);
   if (plan.options.hash_parameters) {

@@ -27,14 +27,20 @@ struct TrainingSummary {
   double seconds = 0.0;            ///< of the steps, without planning and initialisation
   double tokens_per_second = 0.0;  ///< without the first step, which warms up, if there are three
   double positions_per_second = 0.0;  ///< the same of StepRecord::positions
-  MemoryPeak predicted_memory;        ///< of one rank
+  MemoryPeak predicted_memory;        ///< of one rank; of several stages the largest one's
   MemoryPeak measured_memory;         ///< the highest over ranks, of the total and by category
   MemoryPeak predicted_host_memory;   ///< the same of offloaded state in the host's memory
   MemoryPeak measured_host_memory;
   std::int64_t predicted_disk_bytes = 0;       ///< of one rank's file on disk; 0: there is none
   std::int64_t measured_disk_bytes = 0;        ///< the largest
   Traffic predicted_traffic;                   ///< of one rank, in all steps
-  std::vector<Traffic> counted_traffic;        ///< by rank
+  std::vector<Traffic> counted_traffic;        ///< by rank, of the largest stage
+  /// What a stage's ranks have used and sent.
+  struct Stage {
+    MemoryPeak predicted_memory, measured_memory;
+    Traffic predicted_traffic, counted_traffic;
+  };
+  std::vector<Stage> stages;  ///< of a run with several; the above are of the largest one
   std::optional<EvaluationRecord> evaluation;  ///< the last one
   bool stopped_early = false;                  ///< by TrainerOptions::patience
   std::optional<TimelineSummary> timeline;  ///< of rank 0, mean over steps; if options.time_actions
