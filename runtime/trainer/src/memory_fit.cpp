@@ -92,9 +92,11 @@ void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
   const std::int64_t fewest =
       (division.micro_batches_per_step() + kMaxAccumulate - 1) / kMaxAccumulate;
   for (const std::int64_t ranks : ever_smaller(base.options.ranks, base.options.ranks, fewest)) {
+    if (ranks % base.options.pipeline.stages != 0) continue;
     Remedy remedy = base;
     remedy.options.ranks = static_cast<int>(ranks);
-    remedy.options.accumulate = static_cast<int>(*division.micro_steps_among(ranks));
+    remedy.options.accumulate = static_cast<int>(
+        *division.micro_steps_among(ranks / base.options.pipeline.stages));
     remedy.words = concat("`ranks` ", ranks, " `accumulate` ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
@@ -106,10 +108,29 @@ bool may_use_fewer_ranks(const TrainerOptions& options) {
   return options.memory_limit_bytes == 0 && options.world == nullptr && options.ranks > 1;
 }
 
+/// Gives layers of the stage that needs most memory to the one that needs least, one after the
+/// other, and those in between pass as many on.
+void add_splits(const TrainingPlan& plan, std::vector<Remedy>& remedies) {
+  const auto least = std::ranges::min_element(
+      plan.stages, {}, [](const RankCosts& costs) { return costs.memory.total; });
+  const auto from = static_cast<std::size_t>(plan.largest_stage);
+  const auto to = static_cast<std::size_t>(least - plan.stages.begin());
+  Remedy remedy{"", plan.options};
+  std::vector<int>& counts = remedy.options.pipeline.layers.counts;
+  while (from != to && counts[from] > 1) {
+    --counts[from];
+    ++counts[to];
+    remedy.words = concat("`pipeline.layers` ", to_string(remedy.options.pipeline.layers));
+    remedies.push_back(remedy);
+  }
+}
+
 /// From the mildest change to the strongest; none changes which samples a step is made of.
-std::vector<Remedy> remedies_for(const TrainerOptions& options) {
+std::vector<Remedy> remedies_for(const TrainingPlan& plan) {
+  const TrainerOptions& options = plan.options;
   const Remedy unchanged{"", options};
   std::vector<Remedy> remedies;
+  if (options.pipeline.stages > 1) add_splits(plan, remedies);
   add_strategies(unchanged, remedies);
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
     if (recompute <= options.policy.recompute) continue;
@@ -132,7 +153,7 @@ std::vector<Remedy> remedies_for(const TrainerOptions& options) {
 
 std::optional<std::string> first_that_fits(const TrainingPlan& plan, std::int64_t available,
                                            std::int64_t& smallest) {
-  const std::vector<Remedy> remedies = remedies_for(plan.options);
+  const std::vector<Remedy> remedies = remedies_for(plan);
   std::int64_t total = 0;
   const auto found =
       first_fit({.inputs = plan.inputs,
@@ -192,7 +213,10 @@ std::string where_free(const TrainerOptions& options) {
 }
 
 std::string needs(const TrainingPlan& plan) {
-  return concat("each rank needs ", format_bytes(plan.memory.total),
+  const std::string who = plan.stages.size() == 1
+                              ? std::string("each rank")
+                              : concat("each rank of stage ", plan.largest_stage);
+  return concat(who, " needs ", format_bytes(plan.memory.total),
                 " (peaks: ", by_category(plan.memory), ")");
 }
 

@@ -38,9 +38,14 @@ std::vector<NamedText> describe_options(const TrainerOptions& options) {
       "ranks",       "strategy",        "replicas",      "micro_batch",
       "accumulate",  "steps",           "learning_rate", "minimum_learning_rate",
       "precision",   "reduce_dtype",    "warmup_steps",  "learning_rate_schedule",
-      "decay_steps", "reduction_order", "loss_scale",    "loss_scale_dialect"};
+      "decay_steps", "reduction_order", "loss_scale",    "loss_scale_dialect",
+      "pipeline",    "tied_apart"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
+    // Checkpoints without stages do not name them.
+    const bool is_usual = (value.name == "pipeline" && value.value == "1") ||
+                          (value.name == "tied_apart" && value.value == "false");
+    if (is_usual) continue;
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
   }
   return own;

@@ -15,6 +15,7 @@
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/plan.h"
 #include "tessera/sharding/validate.h"
+#include "tessera/trainer/byte_size.h"
 
 namespace tessera {
 namespace {
@@ -103,6 +104,32 @@ void check_stages(const TrainerOptions& options, const Model& model) {
   require(sum == layers, ErrorCode::kConfig, "pipeline_split is ",
           to_string(options.pipeline.layers), ", ", sum, " layers, but the model has ", layers,
           ", the embedding and the head among them");
+}
+
+/// The price of a strategy that reduces gradients at every micro-step, of which a pipeline wants
+/// many.
+std::string price_note(const TrainingPlan& plan, const RunInputs& inputs) {
+  const TrainerOptions& options = plan.options;
+  const Schedule& schedule = plan.step.ranks.front();
+  const bool reduces_each = options.pipeline.stages > 1 && options.accumulate > 1 &&
+                            !options.accumulate_unsharded &&
+                            schedule.mesh.size(schedule.placement.gradient) > 1;
+  if (!reduces_each) return "";
+  PlanOptions once = plan_options(options, inputs, plan.layout);
+  once.accumulate_unsharded = true;
+  const auto sent = [](const StepPlan& step) {
+    std::int64_t most = 0;
+    for (const Schedule& of_rank : step.ranks) {
+      const Traffic traffic = account_traffic(of_rank);
+      most = std::max(most, std::accumulate(traffic.sent_bytes.begin(), traffic.sent_bytes.end(),
+                                            std::int64_t{0}));
+    }
+    return format_bytes(most);
+  };
+  return concat(options.strategy, " reduces gradients in each of ", options.accumulate,
+                " micro-steps: a rank sends up to ", sent(plan.step),
+                " per step; with `accumulate_unsharded` they are reduced once, for ",
+                sent(plan_step(plan.layout, once)), " and more memory");
 }
 
 /// What the ranks of each pipeline rank need.
@@ -285,6 +312,9 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
   }
   if (result.options.forward) result.forward = plan_forward(result);
   account(result, given);
+  if (std::string note = price_note(result, inputs); !note.empty()) {
+    result.notes.push_back(std::move(note));
+  }
   if (result.disk_bytes > 0 && !result.options.offload_path.empty()) {
     check_offload_path(result.options.offload_path,
                        result.disk_bytes * ranks_on_host(result.options));

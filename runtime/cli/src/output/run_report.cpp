@@ -1,5 +1,6 @@
 #include "output/run_report.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <ostream>
@@ -249,7 +250,7 @@ std::string describe_shape(const Schedule& schedule) {
   };
   const auto size = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   return counted(size(schedule.actions), "action") + " per step (" + kinds + "); " +
-         counted(size(schedule.units), "unit") + ", " +
+         counted(std::ranges::count(schedule.units, -1, &ScheduleUnit::mirrors), "unit") + ", " +
          counted(slots(Role::kParameter), "parameter slot") + ", " +
          counted(slots(Role::kGradient), "gradient slot");
 }
@@ -263,7 +264,7 @@ std::string describe_model(const TrainingPlan& plan) {
                               plan.options.trainable_strategy.empty() ? "" : ", ",
                               plan.options.trainable_strategy, ")");
   return model.name + ": " + with_prefix(static_cast<double>(all)) + " parameters" + of_them +
-         " in " + counted(static_cast<std::int64_t>(plan.layout.units.size()), "unit");
+         " in " + counted(std::ranges::count(plan.layout.units, -1, &Unit::mirrors), "unit");
 }
 
 void print_stages(std::ostream& out, const TrainingPlan& plan) {

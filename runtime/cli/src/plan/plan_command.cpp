@@ -66,7 +66,8 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
 }
 
 void print_header(std::ostream& out, const TrainingPlan& plan) {
-  out << describe_model(plan) << "\n" << describe_ranks(plan.options) << "\n";
+  out << describe_model(plan) << "\n";
+  print_paragraph(out, describe_ranks(plan.options), 2);
   print_paragraph(out, "schedule  " + describe_shape(plan.schedule()), 10);
 }
 

@@ -101,7 +101,7 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
 void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
   const TrainerOptions& options = cell.plan().options;
   out << describe_model(cell.plan()) << "\n"
-      << describe_ranks(options) << "\n"
+      << wrapped(describe_ranks(options), kColumns, 2) << "\n"
       << "profile " << profile.name << "; nothing was measured here\n\n"
       << "step           " << in_ms(cell.step.seconds) << " ms of " << with_commas(cell.tokens)
       << " tokens\n"
@@ -120,6 +120,14 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
       << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n\n";
+  if (cell.step.idle.size() > 1) {
+    std::string idle;
+    for (std::size_t stage = 0; stage < cell.step.idle.size(); ++stage) {
+      idle += concat(stage > 0 ? ", " : "", stage, ": ", in_percent(cell.step.idle[stage]));
+    }
+    print_paragraph(out, "idle by stage  " + idle, 15);
+    out << "\n";
+  }
   TextTable lanes({"lane", "busy, ms", "exposed, ms"});
   for (const Lane lane : kAllLanes) {
     if (cell.step.of(lane).busy <= 0.0) continue;
@@ -194,6 +202,7 @@ nlohmann::ordered_json json_of(const Cell& cell) {
       {"tokens_per_second", cell.tokens_per_second()},
       {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
       {"exposed_seconds", cell.step.communication.exposed},
+      {"idle_by_stage", cell.step.idle},
       {"lanes", lanes},
       {"memory_bytes", cell.memory},
       {"peak_bytes", to_json(cell.plan().memory)},

@@ -48,7 +48,7 @@ void print_header(const Config& config, const GptChoice& choice, const TokenData
   const std::int64_t positions_per_step =
       sample_division(options).samples_per_step() * config.get<std::int64_t>("sequence_length");
   std::cout << describe_model(plan) << "\n"
-            << describe_ranks(options) << "\n"
+            << wrapped(describe_ranks(options), kColumns, 2) << "\n"
             << "binding: " << describe(*options.binding) << "\n"
             << "data: " << with_commas(dataset.tokens()) << " tokens from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
