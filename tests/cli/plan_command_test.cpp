@@ -40,8 +40,8 @@ TEST_F(PlanCommand, ASweepHasTheMemoryOfEveryCombination) {
                                HasSubstr("--sweep: no combination can be planned")));
   const ProgramResult some = plan({"--sweep", "ranks=2,4 strategy=no_shard,full_shard"});
   EXPECT_EQ(some.exit_code, 0) << some.err;
-  EXPECT_THAT(some.out, AllOf(HasSubstr("ranks    strategy"), HasSubstr("1 x 4"), HasSubstr("device"),
-                              HasSubstr("host"), HasSubstr("disk")));
+  EXPECT_THAT(some.out, AllOf(HasSubstr("ranks    strategy"), HasSubstr("1 x 4"),
+                              HasSubstr("device"), HasSubstr("host"), HasSubstr("disk")));
   const auto runs = nlohmann::json::parse(
       plan({"--sweep", "ranks=2,4 strategy=no_shard,full_shard", "--format", "json"}).out)["runs"];
   ASSERT_EQ(runs.size(), 4U);
