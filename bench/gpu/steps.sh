@@ -331,6 +331,13 @@ step_strategies_on_one_gpu() { # the same bits among each other, 4 ranks
   "${run[@]}" --precision fp32 && "${run[@]}" --precision bf16 --attention cudnn
 }
 
+step_stages_on_one_gpu() { # the bits of one stage
+  local -r run=("${small[@]}" --device cuda --group thread --strategy no_shard --precision bf16 --accumulate 4)
+  train "$work/stage.jsonl" "${run[@]}" --ranks 1 --tied-apart true &&
+    train "$work/stages.jsonl" "${run[@]}" --ranks 2 --pipeline 2 &&
+    python3 bench/gpu/compare_logs.py --bits "$work/stage.jsonl" "$work/stages.jsonl"
+}
+
 step_ranks_near_cpu() { # fp32: other orders of summation, so within 1e-4 of the loss after 12 steps
   local ranks
   for ranks in 1 2 4; do

@@ -34,6 +34,7 @@ readonly steps='
   collective_suites      120 together
   graph_equals_eager      60 together
   strategies_on_one_gpu   90 together
+  stages_on_one_gpu       20 together
   ranks_near_cpu         120 together
   nccl_2_processes        20
   train_over_nccl_2       40
