@@ -39,6 +39,8 @@ constexpr std::array kFlags{
     Pair{"optimizer.stochastic_rounding", "--stochastic-rounding"},
     Pair{"overwrite", "--overwrite"},
     Pair{"packing", "--packing"},
+    Pair{"pipeline.layers", "--pipeline-split"},
+    Pair{"pipeline.stages", "--pipeline"},
     Pair{"policy.recompute", "--recompute"},
     Pair{"rendezvous.address", "--main-address"},
     Pair{"rendezvous.port", "--main-port"},
