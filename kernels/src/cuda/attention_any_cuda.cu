@@ -2,8 +2,8 @@
 #include "cuda/cuda_launch.h"
 #include "simt.h"
 
-// Causal attention for what the tensor-core kernels do not take: fp32, head sizes that are no
-// multiple of 8 or above 128, unaligned views. The same formulas (attention_forward_cuda.cu,
+// Attention for what the tensor-core kernels do not take: fp32, head sizes that are no multiple of 8
+// or above 256, unaligned views. The same formulas (attention_forward_cuda.cu,
 // attention_backward_cuda.cu) in fp32 on CUDA cores.
 //
 // A block of 16 x 16 threads works on 64 x 64 tiles of scores, 4 x 4 to a thread: rows 4 ty + i,
@@ -205,7 +205,21 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
+/// Caps a tile of products; returns the derivatives in `slopes`, unless that is null.
 template <typename T>
+__device__ void cap_scores(Sums& s, const AttentionLayout& layout, Sums* slopes = nullptr) {
+  const ScoreCap<T> cap(layout);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float slope = cap.apply(s[i][j]);
+      if (slopes != nullptr) (*slopes)[i][j] = slope;
+    }
+  }
+}
+
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -221,6 +235,7 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
   for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
        key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
+    if constexpr (kCapped) cap_scores<T>(s, layout);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
@@ -247,7 +262,7 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
 }
 
 /// dk and dv of a tile of keys, from the transposed scores: a row per key.
-template <typename T>
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -265,6 +280,8 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
   for (int query = layout.causal ? first : 0; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
+    Sums slopes;
+    if constexpr (kCapped) cap_scores<T>(p, layout, &slopes);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
       const int seen = documents.seen(at, layout.window);
@@ -272,6 +289,7 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
         const bool hidden = hides(layout.position(at), first + 4 * ty() + i, seen);
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
+        if constexpr (kCapped) ds[i][j] *= slopes[i][j];
       }
     }
     put(p, shared);
@@ -285,7 +303,7 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
 }
 
 /// dq of a tile of queries.
-template <typename T>
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -304,6 +322,8 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
        key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
+    Sums slopes;
+    if constexpr (kCapped) cap_scores<T>(s, layout, &slopes);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
@@ -311,6 +331,7 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
         const bool hidden = hides(layout.position(query), key + 4 * tx() + j, seen);
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
+        if constexpr (kCapped) ds[i][j] *= slopes[i][j];
       }
     }
     put(ds, shared);
@@ -330,23 +351,25 @@ void launch_any(void (*kernel)(AnyProblem<T>), const AnyProblem<T>& problem, Cud
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
   problem.lse = args.lse.as<float>();
-  launch_any(forward_kernel<T>, problem, stream);
+  launch_any(problem.layout.soft_cap == 0.0F ? forward_kernel<false, T> : forward_kernel<true, T>,
+             problem, stream);
 }
 
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);
   problem.d_qkv = device_data<T>(args.d_qkv);
   problem.statistics = row_statistics(args, stream);
-  launch_any(keys_kernel<T>, problem, stream);
-  launch_any(queries_kernel<T>, problem, stream);
+  const bool capped = problem.layout.soft_cap != 0.0F;
+  launch_any(capped ? keys_kernel<true, T> : keys_kernel<false, T>, problem, stream);
+  launch_any(capped ? queries_kernel<true, T> : queries_kernel<false, T>, problem, stream);
 }
 
 }  // namespace

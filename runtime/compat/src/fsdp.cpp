@@ -401,7 +401,8 @@ namespace tessera {
 
 std::vector<std::string> block_class_names() {
   return {"GPT2Block",         "LlamaDecoderLayer", "MistralDecoderLayer",
-          "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Phi3DecoderLayer",
+          "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Phi3DecoderLayer", "Gemma2DecoderLayer",
+          "Gemma3DecoderLayer",
           "GptBlock",          "TransformerBlock",  "Block"};
 }
 
