@@ -484,10 +484,10 @@ TEST_F(Ops, TheScaleOfAnEmbeddingIsRoundedAsTheEmbeddingIs) {
     const Tensor one =
         Tensor::empty(memory_, {1, 1}, DType::kBFloat16, MemoryCategory::kParameters, "wte");
     test::copy_to(one, std::vector<float>{1.25F});
-    Parameter wte{.value = one};
+    Parameter wte{.value = one, .gradient = {}};
     Tape tape(memory_, *stream_, {}, {.record = false});
     const Value x = ops::embedding(tape, tokens, wte, nullptr, {}, std::sqrt(3584.0F));
-    EXPECT_EQ(to_floats(x.tensor)[0], as_float(bfloat16(1.25F * 59.75F)));
+    EXPECT_EQ(to_floats(x.tensor)[0], static_cast<float>(bfloat16(1.25F * 59.75F)));
   });
 }
 
