@@ -259,8 +259,8 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
           ErrorCode::kConfig,
           "model: a rotary amplitude is for longrope and yarn and must be positive, got ",
           rotary.amplitude);
-  require(rotary.factor > 0.0, ErrorCode::kConfig,
-          "model: a rotary factor must be positive, got ", rotary.factor);
+  require(rotary.factor > 0.0, ErrorCode::kConfig, "model: a rotary factor must be positive, got ",
+          rotary.factor);
   if (rotary.scaling == Scaling::kLlama3) {
     require(rotary.factor >= 1.0 && rotary.low_frequency > 0.0 &&
                 rotary.high_frequency > rotary.low_frequency,
@@ -273,8 +273,9 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
           rotated);
   require(rotary.scaling != Scaling::kYarn ||
               (rotary.base > 1.0 && rotary.fast_turns > 0.0 && rotary.slow_turns > 0.0),
-          ErrorCode::kConfig, "model: yarn takes a base above 1 and positive numbers of turns, got ",
-          rotary.base, ", ", rotary.fast_turns, " and ", rotary.slow_turns);
+          ErrorCode::kConfig,
+          "model: yarn takes a base above 1 and positive numbers of turns, got ", rotary.base, ", ",
+          rotary.fast_turns, " and ", rotary.slow_turns);
   if (rotary.scaling == Scaling::kLongRope) {
     const auto wanted = static_cast<std::size_t>(rotated / 2);
     const auto positive = [](double factor) { return factor > 0.0; };
@@ -350,9 +351,10 @@ void check(const GptConfig& config) {
     plain.rotary = {};
     plain.window_rotary = {};
     plain.norm_epsilon = GptConfig{}.norm_epsilon;
-    require(plain == config, ErrorCode::kConfig,
-            "model: a GPT-2 has neither kv_heads, head_width, mlp_width, a window, rotary positions "
-            "nor soft caps");
+    require(
+        plain == config, ErrorCode::kConfig,
+        "model: a GPT-2 has neither kv_heads, head_width, mlp_width, a window, rotary positions "
+        "nor soft caps");
     return;
   }
   for (const auto& [name, size] : kMoreSizes) {

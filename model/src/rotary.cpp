@@ -69,8 +69,8 @@ std::vector<float> rotary_frequencies(const GptConfig& config, const RotaryConfi
       static_cast<std::int64_t>(static_cast<double>(config.head_width_used()) * rotary.share);
   const auto channels = static_cast<double>(rotated);
   const bool is_long = length > rotary.trained_context;
-  const double base = rotary.scaling == Scaling::kDynamic ? dynamic_base(rotary, channels, length)
-                                                          : rotary.base;
+  const double base =
+      rotary.scaling == Scaling::kDynamic ? dynamic_base(rotary, channels, length) : rotary.base;
   std::optional<YarnRamp> ramp;
   if (rotary.scaling == Scaling::kYarn) ramp.emplace(rotary, channels);
   std::vector<float> frequencies;

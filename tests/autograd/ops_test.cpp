@@ -275,13 +275,14 @@ TEST_F(Ops, AttentionThatIsNotCausal) {
 TEST_F(Ops, AttentionWithScaledAndCappedScores) {
   constexpr std::int64_t kB = 2, kL = 7, kH = 3, kD = 4;
   const AttentionScores scores{.scale = 0.8F, .soft_cap = 1.5F};
-  check_op(memory_, *stream_,
-           {.inputs = {{kB, kL, 3 * kH * kD}},
-            .parameters = {},
-            .run = [&](Tape& t, Values& x,
-                       Parameters&) { return ops::attention(t, x[0], kH, 0, {}, true, scores); },
-            .oracle =
-                [&](const auto& a) { return attention_oracle(a[0], kB, kL, kH, kD, true, scores); }});
+  check_op(
+      memory_, *stream_,
+      {.inputs = {{kB, kL, 3 * kH * kD}},
+       .parameters = {},
+       .run = [&](Tape& t, Values& x,
+                  Parameters&) { return ops::attention(t, x[0], kH, 0, {}, true, scores); },
+       .oracle =
+           [&](const auto& a) { return attention_oracle(a[0], kB, kL, kH, kD, true, scores); }});
 }
 
 TEST_F(Ops, Multiply) {
@@ -463,18 +464,19 @@ TEST_F(Ops, EmbeddingWithoutPositions) {
 TEST_F(Ops, ScaledEmbedding) {
   const Tensor tokens = ints({1, 4}, {5, 0, 5, 2});
   const std::vector<std::int32_t> rows(tokens.as<std::int32_t>(), tokens.as<std::int32_t>() + 4);
-  check_op(memory_, *stream_,
-           {.inputs = {},
-            .parameters = {{6, 3}},
-            .run = [&](Tape& t, Values&,
-                       Parameters& p) { return ops::embedding(t, tokens, *p[0], nullptr, {}, 7.5F); },
-            .oracle =
-                [&](const auto& a) {
-                  Doubles y;
-                  for (std::int64_t i = 0; i < 12; ++i)
-                    y.push_back(7.5 * a[0][at(rows[at(i / 3)] * 3 + i % 3)]);
-                  return y;
-                }});
+  check_op(
+      memory_, *stream_,
+      {.inputs = {},
+       .parameters = {{6, 3}},
+       .run = [&](Tape& t, Values&,
+                  Parameters& p) { return ops::embedding(t, tokens, *p[0], nullptr, {}, 7.5F); },
+       .oracle =
+           [&](const auto& a) {
+             Doubles y;
+             for (std::int64_t i = 0; i < 12; ++i)
+               y.push_back(7.5 * a[0][at(rows[at(i / 3)] * 3 + i % 3)]);
+             return y;
+           }});
 }
 
 /// A tensor of bf16 with that number would have 59.75.
@@ -517,8 +519,7 @@ class Losses : public Ops {
       Value x = test::leaf(tape, tensor(x_shape, random_floats(x_shape.numel(), 8)), dx);
       Value losses;
       if (fused) {
-        losses =
-            ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets, -1, soft_cap);
+        losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets, -1, soft_cap);
       } else {
         losses = ops::cross_entropy(tape, ops::linear(tape, x, w.parameter, nullptr), targets);
       }

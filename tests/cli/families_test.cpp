@@ -29,9 +29,8 @@ class Families : public test::LaunchTest {
 
 TEST_F(Families, TinyModelsTrainEvaluateAndGenerate) {
   const std::string data = write("data.txt", std::string(3000, 'a') + std::string(3000, 'b'));
-  for (const std::string model :
-       {"llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny", "gemma2-tiny",
-        "gemma3-tiny"}) {
+  for (const std::string model : {"llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
+                                  "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
     SCOPED_TRACE(model);
     const std::string out = path(model);
     const ProgramResult train =
@@ -99,9 +98,8 @@ TEST_F(Families, BitsDoNotDependOnTheThreadsOfARank) {
       isa.set("ONEDNN_MAX_CPU_ISA", "AVX2");
       isa.set("DNNL_MAX_CPU_ISA", "AVX2");
     }
-    for (const std::string model :
-         {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny",
-          "gemma2-tiny", "gemma3-tiny"}) {
+    for (const std::string model : {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny",
+                                    "qwen3-tiny", "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
       const std::string one = trained(model, "1");
       for (const std::string threads : {"2", "3", "5"}) {
         EXPECT_EQ(trained(model, threads), one)

@@ -311,11 +311,11 @@ TYPED_TEST(Attention, SeesTheWholeSequenceIfItIsNotCausal) {
   }
 }
 
-// Caps that bend scores and caps that hardly do, with windows and documents, on CUDA by both kinds of
-// kernels; a scale of the scores alone.
+// Caps that bend scores and caps that hardly do, with windows and documents, on CUDA by both kinds
+// of kernels; a scale of the scores alone.
 TYPED_TEST(Attention, CapsAndScalesScores) {
-  std::vector<Sizes> sizes{{2, 3, 2, 5},    {1, 70, 1, 64},      {1, 97, 1, 72, 33},
-                           {1, 97, 1, 256}, {2, 70, 1, 136, 40}, {2, 130, 1, 64, 0, 50},
+  std::vector<Sizes> sizes{{2, 3, 2, 5},    {1, 70, 1, 64},        {1, 97, 1, 72, 33},
+                           {1, 97, 1, 256}, {2, 70, 1, 136, 40},   {2, 130, 1, 64, 0, 50},
                            {1, 70, 1, 33},  {2, 66, 1, 200, 9, 30}};
   if (!testing_cuda()) sizes.push_back({1, 1031, 1, 8, 600});
   for (Sizes s : sizes) {
@@ -460,8 +460,8 @@ TYPED_TEST(Attention, AWindowOfTheWholeSequenceChangesNoBit) {
   }
 }
 
-// On CUDA, D decides about the kernel: multiples of 8 up to 256 go to tensor cores, padded to 64, 128
-// or 256; L about the last tile of queries (128 or 64) and of keys (16, 32 or 64).
+// On CUDA, D decides about the kernel: multiples of 8 up to 256 go to tensor cores, padded to 64,
+// 128 or 256; L about the last tile of queries (128 or 64) and of keys (16, 32 or 64).
 TYPED_TEST(Attention, TakesEveryHeadSize) {
   for (const Sizes& s :
        {Sizes{2, 65, 2, 64}, Sizes{1, 200, 1, 64}, Sizes{1, 161, 1, 128}, Sizes{1, 97, 2, 72},

@@ -103,7 +103,8 @@ void check(const Problem& p, float size) {
         target == kIgnored ? 0.0 : std::log(sum) + maximum - p.capped(logit(target));
     // What tanh is off by: a few units in the last place of the cap.
     const double of_cap = static_cast<double>(p.soft_cap) * 0x1p-21;
-    ASSERT_NEAR(static_cast<double>(losses[static_cast<std::size_t>(r)]), loss, 3e-7 * (1 + loss) + 2 * of_cap);
+    ASSERT_NEAR(static_cast<double>(losses[static_cast<std::size_t>(r)]), loss,
+                3e-7 * (1 + loss) + 2 * of_cap);
     for (std::int64_t c = 0; c < p.stride; ++c) {
       double expected = 0;
       if (c >= p.columns) {
@@ -119,8 +120,7 @@ void check(const Problem& p, float size) {
       const double of_slope = p.soft_cap == 0.0F ? 0.0 : 0x1p-20 * static_cast<double>(p.scale);
       const double tolerance = (relative + spread * 0x1p-24 + 2 * of_cap) * std::abs(expected) +
                                (c == target ? 4 * 0x1p-24 * static_cast<double>(p.scale) : 0.0) +
-                               of_slope +
-                               least_rounding<T>() + 1e-38;
+                               of_slope + least_rounding<T>() + 1e-38;
       ASSERT_NEAR(static_cast<double>(as_float(got[c])), expected, tolerance)
           << "row " << r << " column " << c;
     }

@@ -147,9 +147,7 @@ struct Problem {
         k_gamma(random_values<T>(s.norms ? s.width : 0, 3)),
         d_qkv(random_values<T>(s.qkv(), 4)) {}
 
-  Inputs exact() const {
-    return {to_doubles(packed), with_offset(q_gamma), with_offset(k_gamma)};
-  }
+  Inputs exact() const { return {to_doubles(packed), with_offset(q_gamma), with_offset(k_gamma)}; }
   Doubles with_offset(const std::vector<T>& gamma) const {
     Doubles values = to_doubles(gamma);
     for (double& value : values) value += static_cast<double>(s.offset);

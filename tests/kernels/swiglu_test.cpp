@@ -41,11 +41,10 @@ std::vector<T> forward(std::vector<T> x, std::int64_t rows, std::int64_t width,
                        GateFunction function) {
   std::vector<T> y(at(rows * width));
   StreamUnderTest stream;
-  kernels_under_test().swiglu_forward(
-      {.x = view_of(x, Shape{rows, 2 * width}),
-       .y = view_of(y, Shape{rows, width}),
-       .function = function},
-      stream);
+  kernels_under_test().swiglu_forward({.x = view_of(x, Shape{rows, 2 * width}),
+                                       .y = view_of(y, Shape{rows, width}),
+                                       .function = function},
+                                      stream);
   return y;
 }
 

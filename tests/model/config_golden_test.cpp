@@ -76,9 +76,8 @@ void expect_same(const GptConfig& config, const json& golden) {
     expect_near(rotary_frequencies(config, windowed, kLong), golden.at("window_long_frequencies"));
   }
   if (golden.contains("scaling")) {
-    const double scalar = config.attention_scalar == 0.0
-                              ? static_cast<double>(config.head_width)
-                              : config.attention_scalar;
+    const double scalar = config.attention_scalar == 0.0 ? static_cast<double>(config.head_width)
+                                                         : config.attention_scalar;
     EXPECT_DOUBLE_EQ(1.0 / std::sqrt(scalar), golden.at("scaling").get<double>());
     const auto cap = [](double value) { return value == 0.0 ? json() : json(value); };
     EXPECT_EQ(cap(config.attention_cap), golden.at("attention_cap"));
@@ -168,9 +167,8 @@ TEST(ConfigGolden, WhatTransformersDoesNotHaveIsNotWritten) {
   expect_refused("llama_plain", [](GptConfig& config) { config.window = 5; });
   expect_refused("phi3_window", [](GptConfig& config) { config.first_window_layer = 1; });
   expect_refused("phi3_window", [](GptConfig& config) { config.window_period = 2; });
-  expect_refused("phi3_plain", [](GptConfig& config) {
-    config.rotary.scaling = RotaryConfig::Scaling::kLinear;
-  });
+  expect_refused("phi3_plain",
+                 [](GptConfig& config) { config.rotary.scaling = RotaryConfig::Scaling::kLinear; });
   expect_refused("llama_plain", [](GptConfig& config) { config.logit_cap = 5.0; });
   expect_refused("llama_plain", [](GptConfig& config) { config.attention_scalar = 5.0; });
   expect_refused("gemma3_text_plain", [](GptConfig& config) { config.attention_cap = 5.0; });

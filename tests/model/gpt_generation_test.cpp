@@ -134,9 +134,8 @@ GptConfig small(const char* preset) {
 
 std::vector<std::pair<std::string, GptConfig>> cached_configs() {
   std::vector<std::pair<std::string, GptConfig>> all;
-  for (const char* const preset :
-       {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny",
-        "gemma2-tiny", "gemma3-tiny"}) {
+  for (const char* const preset : {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny",
+                                   "qwen3-tiny", "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
     all.emplace_back(preset, small(preset));
     GptConfig adapted = small(preset);
     adapted.adapter = parse_adapter("lora", "r=4,alpha=64,targets=all-linear", adapted);

@@ -231,16 +231,13 @@ TEST(Gpt, ABlockOfGemmaHasFourNormsThatBeginAsOnes) {
       EXPECT_EQ(spec.initializer.mean, 0.0F) << spec.name;
     }
   }
-  EXPECT_THAT(names, ::testing::ElementsAre("layers.0.input_layernorm.weight",
-                                            "layers.0.self_attn.qkv_proj.weight",
-                                            "layers.0.self_attn.q_norm.weight",
-                                            "layers.0.self_attn.k_norm.weight",
-                                            "layers.0.self_attn.o_proj.weight",
-                                            "layers.0.post_attention_layernorm.weight",
-                                            "layers.0.pre_feedforward_layernorm.weight",
-                                            "layers.0.mlp.gate_up_proj.weight",
-                                            "layers.0.mlp.down_proj.weight",
-                                            "layers.0.post_feedforward_layernorm.weight"));
+  EXPECT_THAT(names,
+              ::testing::ElementsAre(
+                  "layers.0.input_layernorm.weight", "layers.0.self_attn.qkv_proj.weight",
+                  "layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight",
+                  "layers.0.self_attn.o_proj.weight", "layers.0.post_attention_layernorm.weight",
+                  "layers.0.pre_feedforward_layernorm.weight", "layers.0.mlp.gate_up_proj.weight",
+                  "layers.0.mlp.down_proj.weight", "layers.0.post_feedforward_layernorm.weight"));
 }
 
 TEST(Gpt, PresetsHaveTheNamesOfHuggingFaceToo) {

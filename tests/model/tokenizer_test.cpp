@@ -19,9 +19,15 @@ using ::testing::HasSubstr;
 using Tokens = std::vector<std::int32_t>;
 
 const std::string kFolder = TESSERA_SOURCE_DIR "/tests/model/tokenizers/";
-const std::vector<std::string> kNames{
-    "gpt2",           "llama3", "qwen", "llama2", "phi3", "metaspace_first", "metaspace_always",
-    "metaspace_never", "gemma"};
+const std::vector<std::string> kNames{"gpt2",
+                                      "llama3",
+                                      "qwen",
+                                      "llama2",
+                                      "phi3",
+                                      "metaspace_first",
+                                      "metaspace_always",
+                                      "metaspace_never",
+                                      "gemma"};
 
 std::string content_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

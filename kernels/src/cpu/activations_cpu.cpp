@@ -10,9 +10,10 @@
 #include "cpu/parallel.h"
 #include "elementwise_arguments.h"
 
-// GELU and SiLU (smooth_activations.h), ReLU, and a soft cap. Each of the first three is a function of one element and its backward, of what forward has
-// saved and of dy; forward_range and backward_range apply them.
-// Traffic: forward reads x and writes y, backward reads what was saved and dy and writes dx.
+// GELU and SiLU (smooth_activations.h), ReLU, and a soft cap. Each of the first three is a function
+// of one element and its backward, of what forward has saved and of dy; forward_range and
+// backward_range apply them. Traffic: forward reads x and writes y, backward reads what was saved
+// and dy and writes dx.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {

@@ -56,8 +56,8 @@ struct AttentionShape {
   }
 
   std::int64_t batch, length, heads, head_dim;
-  std::int64_t window;         ///< positions that a query sees, itself included
-  bool causal;                 ///< else a query sees all keys
+  std::int64_t window;  ///< positions that a query sees, itself included
+  bool causal;          ///< else a query sees all keys
   AttentionScores scores;
   const std::int32_t* starts;  ///< (B, L): of documents; null: one in each sequence
 };

@@ -61,9 +61,8 @@ HWY_INLINE void scale_row(float* x, float factor, std::int64_t width) {
 /// Scores become cap * tanh(score / cap).
 HWY_INLINE void cap_scores(float* scores, std::int64_t count, float cap) {
   const SoftCap capped(cap);
-  for_each_vector(count, [&](std::int64_t i, std::int64_t n) HWY_ATTR {
-    store_n(capped(load_n(scores + i, n)), scores + i, n);
-  });
+  for_each_vector(count, [&](std::int64_t i, std::int64_t n)
+                             HWY_ATTR { store_n(capped(load_n(scores + i, n)), scores + i, n); });
 }
 
 /// Scores become exp(score - maximum); returns their sum.

@@ -23,8 +23,8 @@
 // The sum runs over chunks of 2048 elements, in fp32 over 32 lanes (element j belongs to lane j mod
 // 32) which are then added as a tree, whatever the vector length; chunks are added in fp64.
 //
-// With a soft cap the softmax is that of y = cap * tanh(x / cap), which each pass computes anew, and
-// the gradient has the factor dy/dx = 1 - tanh(x / cap)^2.
+// With a soft cap the softmax is that of y = cap * tanh(x / cap), which each pass computes anew,
+// and the gradient has the factor dy/dx = 1 - tanh(x / cap)^2.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {

@@ -167,8 +167,8 @@ void backward_wte(const EmbeddingBackwardArgs& args) {
       const std::int64_t token = tokens[rows[position]];
       if (start[token] != position) continue;
       HWY_DYNAMIC_DISPATCH(sum_rows)
-      (args.dx, args.scale, rows + position, start[token + 1] - position, channels, args.dwte, token, column,
-       std::min(channels, column + kColumnTile), args.accumulate_wte);
+      (args.dx, args.scale, rows + position, start[token + 1] - position, channels, args.dwte,
+       token, column, std::min(channels, column + kColumnTile), args.accumulate_wte);
     }
   });
 }
@@ -184,8 +184,9 @@ void backward_wpe_of_documents(const EmbeddingBackwardArgs& args) {
     for (std::int64_t l = begin; l < end; ++l) {
       const auto at = static_cast<std::size_t>(l);
       HWY_DYNAMIC_DISPATCH(sum_rows)
-      (args.dx, 1.0F, sorted.rows.data() + sorted.start[at], sorted.start[at + 1] - sorted.start[at],
-       channels, args.dwpe, l, 0, channels, args.accumulate_wpe);
+      (args.dx, 1.0F, sorted.rows.data() + sorted.start[at],
+       sorted.start[at + 1] - sorted.start[at], channels, args.dwpe, l, 0, channels,
+       args.accumulate_wpe);
     }
   });
 }

@@ -17,8 +17,9 @@
 // copies of keys and values for each query that they serve.
 //
 // A token's angles are computed once for all of its heads. A head is a row of D fp32 numbers in L1:
-//   h = x rstd gamma [without norms h = x; gamma is what is stored + gamma_offset],  rstd = 1 / sqrt(sum(x^2) / D + epsilon)
-//   y_i = c_i h_i - s_i h_j,  y_j = c_i h_j + s_i h_i   for i < R/2, j = i + R/2
+//   h = x rstd gamma [without norms h = x; gamma is what is stored + gamma_offset],  rstd = 1 /
+//   sqrt(sum(x^2) / D + epsilon) y_i = c_i h_i - s_i h_j,  y_j = c_i h_j + s_i h_i   for i < R/2, j
+//   = i + R/2
 // and backward, with dy the sum of the copies' gradients in order,
 //   dh_i = c_i dy_i + s_i dy_j,  dh_j = c_i dy_j - s_i dy_i,  g = dh gamma,  n = x rstd,
 //   dx = rstd (g - n sum(g n) / D),  dgamma = sum dh n over tokens and heads

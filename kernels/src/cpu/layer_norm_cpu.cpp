@@ -21,9 +21,9 @@
 //   cancellation),  y = (s - mean) rstd gamma + beta
 // Backward, h = (x - mean) rstd and g = dy gamma:
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
-// An RMS norm has no mean, mean(g) and beta: they count as 0. gamma is what is stored + gamma_offset.
-// The sums over rows are as row_blocks.h says. Sums along a row run in as many lanes as a
-// vector has: results depend on the instruction set, not on the thread count.
+// An RMS norm has no mean, mean(g) and beta: they count as 0. gamma is what is stored +
+// gamma_offset. The sums over rows are as row_blocks.h says. Sums along a row run in as many lanes
+// as a vector has: results depend on the instruction set, not on the thread count.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {

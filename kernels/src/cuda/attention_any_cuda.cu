@@ -1,9 +1,10 @@
 #include "cuda/attention_cuda.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/score_cap_cuda.h"
 #include "simt.h"
 
-// Attention for what the tensor-core kernels do not take: fp32, head sizes that are no multiple of 8
-// or above 256, unaligned views. The same formulas (attention_forward_cuda.cu,
+// Attention for what the tensor-core kernels do not take: fp32, head sizes that are no multiple of
+// 8 or above 256, unaligned views. The same formulas (attention_forward_cuda.cu,
 // attention_backward_cuda.cu) in fp32 on CUDA cores.
 //
 // A block of 16 x 16 threads works on 64 x 64 tiles of scores, 4 x 4 to a thread: rows 4 ty + i,

@@ -30,8 +30,9 @@ struct BackwardProblem {
 };
 
 /// The sizes of a kernel: rows that a block owns, and how many of the others pass by at a time.
-/// Chosen so that 2 sums of D columns per owned row (keys) or one (queries, and keys of D above 128),
-/// and two blocks of scores, fit in 255 registers, and two blocks of threads in shared memory.
+/// Chosen so that 2 sums of D columns per owned row (keys) or one (queries, and keys of D above
+/// 128), and two blocks of scores, fit in 255 registers, and two blocks of threads in shared
+/// memory.
 template <typename T_, int kDim_, int kRowBlocks_, int kStep_>
 struct BackwardSizes {
   using T = T_;

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "cuda/documents_cuda.h"
-#include "cuda/soft_cap_cuda.h"
 #include "cuda_attention_sizes.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/kernel_table.h"
@@ -97,21 +96,6 @@ inline void* attention_scratch(const TensorView& workspace, std::size_t bytes, C
 
 /// Computes them into scratch.
 RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream);
-
-/// A soft cap on products q k^T as they come: the scaled ones are those times the scale.
-template <typename T>
-struct ScoreCap {
-  __device__ explicit ScoreCap(const AttentionLayout& layout)
-      : inner(layout.scale / layout.soft_cap), outer(layout.soft_cap / layout.scale) {}
-  float inner, outer;
-
-  /// The product becomes what, scaled, is cap * tanh(scaled / cap). Returns the derivative.
-  __device__ float apply(float& product) const {
-    const float t = SoftCap<T>::tanh_of(product * inner);
-    product = t * outer;
-    return fmaf(-t, t, 1.0F);
-  }
-};
 
 /// The tensor-core kernels: bf16 or fp16, D a multiple of 8 up to kTensorCoreHeadDim, all views
 /// aligned to 16 bytes, and no soft cap unless attention is causal.

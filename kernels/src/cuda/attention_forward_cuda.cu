@@ -25,8 +25,7 @@ struct ForwardSizes {
   static constexpr int kDim = kDim_, kKeys = kKeys_, kRowBlocks = kRowBlocks_;
   static constexpr int kQueries = 16 * kRowBlocks * kAttentionWarps;
   // Queries; two stages of keys and values.
-  static constexpr std::size_t kSharedBytes =
-      (kQueries + 4 * kKeys) * kDim * sizeof(std::uint16_t);
+  static constexpr std::size_t kSharedBytes = (kQueries + 4 * kKeys) * kDim * sizeof(std::uint16_t);
 };
 
 template <typename T>

@@ -4,6 +4,7 @@
 
 #include "cuda/attention_cuda.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/score_cap_cuda.h"
 #include "simt.h"
 
 // The parts that the tensor-core attention kernels are made of: tiles of a head's rows in shared
@@ -65,10 +66,8 @@ __device__ void copy_rows(Tile<T, kDim> tile, const HeadRows<const T>& rows, int
 #pragma unroll 4
   for (int row = 0; row < kRows; row += kRowStep) {
     // Steps of whole multiples of 8 rows stay at the same place of a row.
-    T* const to = kRowStep % 8 == 0 ? first_to + row * kDim
-                                    : tile.chunk(thread / kChunks + row, c);
-    simt::cp_async16(to,
-                     from + row_offset(first + min(thread / kChunks + row, last), rows.stride));
+    T* const to = kRowStep % 8 == 0 ? first_to + row * kDim : tile.chunk(thread / kChunks + row, c);
+    simt::cp_async16(to, from + row_offset(first + min(thread / kChunks + row, last), rows.stride));
   }
 }
 

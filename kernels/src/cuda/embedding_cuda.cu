@@ -7,8 +7,8 @@
 #include "elementwise_arguments.h"
 
 // x (B, L, C) = scale wte[token] [+ wpe[position]]; backward adds the rows of dx, times the scale
-// for wte, into the rows of the tables that they came from. A token outside of the vocabulary makes its row of x NaN and has no
-// gradient in dwte.
+// for wte, into the rows of the tables that they came from. A token outside of the vocabulary makes
+// its row of x NaN and has no gradient in dwte.
 //
 // The backward groups the B L occurrences by token (token_groups_cuda.h). Then a warp per row of a
 // table and group of columns adds the rows of dx in order of (b, l), in fp32, and writes once: the
@@ -137,10 +137,10 @@ void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& t
   auto* const to = device_data<D>(table);
   const std::int64_t channels = table.shape[1];
   const auto launch = [&](auto kernel, int size) {
-    simt::launch(
-        kernel, dim3(blocks_for(table.shape[0], kEmbeddingWarps), blocks_for(channels, 32 * size)),
-        dim3(kEmbeddingThreads), 0, queue, rows, from, to, table.shape[0], channels, scale,
-        accumulate);
+    simt::launch(kernel,
+                 dim3(blocks_for(table.shape[0], kEmbeddingWarps), blocks_for(channels, 32 * size)),
+                 dim3(kEmbeddingThreads), 0, queue, rows, from, to, table.shape[0], channels, scale,
+                 accumulate);
   };
   constexpr int kSize = kGroupOf<T> < kGroupOf<D> ? kGroupOf<T> : kGroupOf<D>;
   if (channels % kSize == 0 && groups_aligned<kSize>(from, to)) {

@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     const float rstd = gamma == nullptr ? 1.0F : rstd_of(x, p, lane);
     const auto value = [&](int i) {
       const float plain = simt::to_float(x[i]);
-      return gamma == nullptr ? plain
-                              : plain * rstd * (simt::to_float(gamma[i]) + p.gamma_offset);
+      return gamma == nullptr ? plain : plain * rstd * (simt::to_float(gamma[i]) + p.gamma_offset);
     };
     T* const y = p.qkv + (row * 3 * p.heads + p.first_copy(h)) * p.width;
     const auto store = [&](int i, float result) {

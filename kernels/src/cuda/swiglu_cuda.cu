@@ -100,8 +100,7 @@ void swiglu_forward(const SwigluForwardArgs& args, Stream& stream) {
     constexpr int kSize = kGroupOf<T>;
     with_function(args.function, [&]<typename Function>(Function) {
       const std::int64_t width = args.y.shape[1];
-      const SwigluForward<Function, T> op{
-          device_data<T>(args.x), device_data<T>(args.y), {width}};
+      const SwigluForward<Function, T> op{device_data<T>(args.x), device_data<T>(args.y), {width}};
       const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.y);
       launch_elementwise<kSize>(op, args.y.numel(), grouped, stream);
     });

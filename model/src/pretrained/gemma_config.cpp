@@ -30,8 +30,7 @@ double read_cap(const ConfigReader& reader, const char* key, double fallback) {
 /// Without `layer_types`, each second layer attends to all, in Gemma 3 each sixth.
 void read_windows(const ConfigReader& reader, GptConfig& config) {
   constexpr std::int64_t kWindow = 4096, kPeriod2 = 2, kPeriod3 = 6;
-  config.window =
-      reader.has("sliding_window") ? reader.optional_size("sliding_window") : kWindow;
+  config.window = reader.has("sliding_window") ? reader.optional_size("sliding_window") : kWindow;
   if (reader.is_set("layer_types")) return read_layer_types(reader, config);
   const std::int64_t period = config.family == GptFamily::kGemma2
                                   ? kPeriod2

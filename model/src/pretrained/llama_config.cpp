@@ -50,7 +50,8 @@ void read_layer_types(const ConfigReader& reader, GptConfig& config) {
   }
   config.window_period = std::ranges::find(types, json(kFull)) - types.begin() + 1;
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    if (windowed(types[static_cast<std::size_t>(layer)]) == (config.window_of(layer) != 0)) continue;
+    if (windowed(types[static_cast<std::size_t>(layer)]) == (config.window_of(layer) != 0))
+      continue;
     reader.refuse("layer_types",
                   "only windows from one layer on to the last, or in all layers but each n-th, are "
                   "computed here");

@@ -18,16 +18,16 @@ constexpr const char* kContext = "max_position_embeddings";
 
 const std::vector<std::string>& scaling_keys() {
   static const std::vector<std::string> all{
-      "rope_type",      "type",         "rope_theta",  kShare,
-      "factor",         kTrainedContext, "low_freq_factor", "high_freq_factor",
-      "short_factor",   "long_factor",  "attention_factor", "beta_fast",
-      "beta_slow",      "mscale",       "mscale_all_dim",   "truncate"};
+      "rope_type",    "type",          "rope_theta",       kShare,
+      "factor",       kTrainedContext, "low_freq_factor",  "high_freq_factor",
+      "short_factor", "long_factor",   "attention_factor", "beta_fast",
+      "beta_slow",    "mscale",        "mscale_all_dim",   "truncate"};
   return all;
 }
 
 /// The context before scaling. The classes of transformers take what stands outside of the
-/// scaling's object (4 did so for longrope only), unless the object is one of several; Phi-3's has a
-/// default for it.
+/// scaling's object (4 did so for longrope only), unless the object is one of several; Phi-3's has
+/// a default for it.
 std::int64_t read_trained_context(const ConfigReader& rope, const ConfigReader& all,
                                   const FamilyRow& family, bool is_one_of_several) {
   constexpr std::int64_t kPhi3 = 4096;
@@ -81,8 +81,7 @@ void read_yarn(const ConfigReader& rope, const ConfigReader& all, bool is_one_of
   if (rope.is_set("attention_factor")) {
     rotary.amplitude = rope.number("attention_factor");
   } else if (scale != 0.0 && of_all != 0.0) {
-    rotary.amplitude =
-        yarn_amplitude(rotary.factor, scale) / yarn_amplitude(rotary.factor, of_all);
+    rotary.amplitude = yarn_amplitude(rotary.factor, scale) / yarn_amplitude(rotary.factor, of_all);
   }
 }
 
@@ -159,8 +158,9 @@ RotaryPair read_rotary_pair(const ConfigReader& reader, const FamilyRow& family)
     if (objects.is_set(kFull)) read(ConfigReader(objects, kFull), pair.full);
     if (objects.is_set(kWindowed)) read(ConfigReader(objects, kWindowed), pair.windowed);
     if (reader.is_set(kScaling)) {
-      reader.refuse(kScaling, "must be null beside rope_parameters, which has an object for each "
-                              "kind of layer");
+      reader.refuse(kScaling,
+                    "must be null beside rope_parameters, which has an object for each "
+                    "kind of layer");
     }
   } else if (reader.is_set(kScaling)) {
     read(ConfigReader(reader, kScaling), pair.full);

@@ -68,14 +68,13 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter*
   Tensor x = tape.activation(Shape{tokens.shape[0], length, wte.value.shape[1]}, wte.value.dtype,
                              "embedding output");
   const TensorView positions = wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
-  tape.kernels().embedding_forward(
-      {.tokens = tokens,
-       .wte = wte.value,
-       .wpe = positions,
-       .x = x,
-       .starts = starts,
-       .scale = scale},
-      tape.stream());
+  tape.kernels().embedding_forward({.tokens = tokens,
+                                    .wte = wte.value,
+                                    .wpe = positions,
+                                    .x = x,
+                                    .starts = starts,
+                                    .scale = scale},
+                                   tape.stream());
   tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
   return tape.split_output(
       std::move(x), [tokens, &wte, wpe, starts, scale](Tape& t, const Tensor& dx) {

@@ -61,11 +61,7 @@ class ChunkedLoss {
  public:
   ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, const LossOptions& options,
               std::int64_t chunk_rows)
-      : tape_(tape),
-        x_(x),
-        weight_(weight),
-        options_(options),
-        vocab_size_(weight.value.shape[0]) {
+      : tape_(tape), x_(x), weight_(weight), options_(options), vocab_size_(weight.value.shape[0]) {
     // Rows of logits start at multiples of 64 bytes, on a GPU of 128 elements, so that every
     // leading dimension of the products is aligned. Of the products one has V columns, one V rows
     // and one a depth of V: on a GPU an odd V costs the fast algorithms, so the zeros behind the

@@ -127,9 +127,8 @@ Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon, floa
                                      .gamma_offset = gamma_offset},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 4, 2));
-  return tape.split_output(
-      std::move(y),
-      NormBackward{x.id, Saved(x), std::move(statistics), gamma, nullptr, gamma_offset});
+  return tape.split_output(std::move(y), NormBackward{x.id, Saved(x), std::move(statistics), gamma,
+                                                      nullptr, gamma_offset});
 }
 
 namespace {
@@ -163,8 +162,8 @@ SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, 
     t.add_gradient(ids[0], gradient);
     t.add_gradient(ids[1], std::move(gradient));
   });
-  NormBackward backward{
-      sum_value.id, Saved(sum_value), std::move(statistics), gamma, beta, gamma_offset};
+  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma,
+                        beta,         gamma_offset};
   Value norm = tape.split_output(std::move(y), std::move(backward));
   return {.sum = std::move(sum_value), .norm = std::move(norm)};
 }

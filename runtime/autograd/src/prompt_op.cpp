@@ -5,8 +5,8 @@
 // A prompt of trained rows in front of the embeddings of each sequence (prompt tuning: Lester et
 // al. 2021), made of copies alone: the rows of a sequence lie one behind the other.
 //
-//   x[b] = prompt | scale wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P rows]
-//   y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
+//   x[b] = prompt | scale wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P
+//   rows] y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
 
 namespace tessera::ops {
 namespace {

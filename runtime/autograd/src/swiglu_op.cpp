@@ -33,11 +33,9 @@ Value gated(Tape& tape, const char* op, Value x, GateFunction function) {
     Tensor x_tensor = saved.get();
     saved = {};
     Tensor dx = reuse_or_allocate(t, x_tensor, concat(op, " input gradient").c_str());
-    t.kernels().swiglu_backward({.x = as_matrix(x_tensor),
-                                 .dy = as_matrix(dy),
-                                 .dx = as_matrix(dx),
-                                 .function = function},
-                                t.stream());
+    t.kernels().swiglu_backward(
+        {.x = as_matrix(x_tensor), .dy = as_matrix(dy), .dx = as_matrix(dx), .function = function},
+        t.stream());
     t.charge(elementwise_cost(dy, function == GateFunction::kSilu ? 12 : 18, 5));
     dy = {};
     x_tensor = {};  // now dx has its memory to itself

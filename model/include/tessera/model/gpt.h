@@ -41,7 +41,8 @@ struct RotaryConfig {
 };
 
 /// Decoder-only transformers that share one skeleton: a norm before attention and MLP, residuals
-/// around both (Gemma: with a norm on their way), one more norm before the head. What differs is in gpt_family.h, a row for each.
+/// around both (Gemma: with a norm on their way), one more norm before the head. What differs is in
+/// gpt_family.h, a row for each.
 enum class GptFamily : std::uint8_t {
   kGpt2,
   kLlama,
@@ -88,8 +89,8 @@ struct GptConfig {
   std::int64_t mlp_width_used() const { return mlp_width == 0 ? 4 * width : mlp_width; }
   /// Of a layer; 0: it attends to all.
   std::int64_t window_of(std::int64_t layer) const {
-    const bool is_full = layer < first_window_layer ||
-                         (window_period != 0 && (layer + 1) % window_period == 0);
+    const bool is_full =
+        layer < first_window_layer || (window_period != 0 && (layer + 1) % window_period == 0);
     return is_full ? 0 : window;
   }
   const RotaryConfig& rotary_of(std::int64_t layer) const {

@@ -147,9 +147,9 @@ Value dropout(Tape& tape, Value x, float probability);
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
                 const TensorView& starts = {}, float scale = 1.0F);
 
-/// x (B, P + L, C): the P rows of `prompt` (P, C), then scale * wte[token] of tokens (B, L) int32, of each
-/// sequence; with `wpe` positions are added, those of the prompt first. Of the three the prompt
-/// alone has a gradient (prompt tuning: Lester et al. 2021).
+/// x (B, P + L, C): the P rows of `prompt` (P, C), then scale * wte[token] of tokens (B, L) int32,
+/// of each sequence; with `wpe` positions are added, those of the prompt first. Of the three the
+/// prompt alone has a gradient (prompt tuning: Lester et al. 2021).
 Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
                          const Parameter* wpe, Parameter& prompt, float scale = 1.0F);
 
