@@ -206,20 +206,6 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
-/// Caps a tile of products; returns the derivatives in `slopes`, unless that is null.
-template <typename T>
-__device__ void cap_scores(Sums& s, const AttentionLayout& layout, Sums* slopes = nullptr) {
-  const ScoreCap<T> cap(layout);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float slope = cap.apply(s[i][j]);
-      if (slopes != nullptr) (*slopes)[i][j] = slope;
-    }
-  }
-}
-
 template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
@@ -232,15 +218,16 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.keys_end(first + kAnyTile);
   for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
        key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
-    if constexpr (kCapped) cap_scores<T>(s, layout);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
+        if constexpr (kCapped) cap.apply(s[i][j]);
         if (hides(layout.position(query), key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
       }
     }
@@ -277,20 +264,20 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
   clear(dk);
   clear(dv);
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.queries_end(min(first + kAnyTile, layout.length), documents);
   for (int query = layout.causal ? first : 0; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
-    Sums slopes;
-    if constexpr (kCapped) cap_scores<T>(p, layout, &slopes);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
       const int seen = documents.seen(at, layout.window);
       for (int i = 0; i < 4; ++i) {
         const bool hidden = hides(layout.position(at), first + 4 * ty() + i, seen);
+        const float slope = kCapped ? cap.apply(p[i][j]) : 1.0F;
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
-        if constexpr (kCapped) ds[i][j] *= slopes[i][j];
+        if constexpr (kCapped) ds[i][j] *= slope;
       }
     }
     put(p, shared);
@@ -318,21 +305,21 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
   Sums s, ds, dq;
   clear(dq);
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.keys_end(first + kAnyTile);
   for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
        key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
-    Sums slopes;
-    if constexpr (kCapped) cap_scores<T>(s, layout, &slopes);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
         const bool hidden = hides(layout.position(query), key + 4 * tx() + j, seen);
+        const float slope = kCapped ? cap.apply(s[i][j]) : 1.0F;
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
-        if constexpr (kCapped) ds[i][j] *= slopes[i][j];
+        if constexpr (kCapped) ds[i][j] *= slope;
       }
     }
     put(ds, shared);

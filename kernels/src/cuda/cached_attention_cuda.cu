@@ -58,7 +58,7 @@ struct PartialAttention {
 };
 
 /// Adds `count` keys in a row to it. `query`: its lane's channels, scaled.
-template <int kChannels, typename T>
+template <bool kCapped, int kChannels, typename T>
 __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)[kChannels],
                          const T* keys, const T* values, int count, int width, float soft_cap,
                          int lane) {
@@ -79,9 +79,7 @@ __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)
 #pragma unroll
   for (int k = 0; k < kKeysAtOnce; ++k) {
     score[k] = k < count ? simt::warp_sum(score[k]) : -INFINITY;
-    if (soft_cap != 0.0F && k < count) {
-      score[k] = soft_cap * SoftCap<T>::tanh_of(score[k] / soft_cap);
-    }
+    if (kCapped && k < count) score[k] = SoftCap<T>(soft_cap)(score[k]);
     maximum = fmaxf(maximum, score[k]);
   }
   const float shrink = part.sum == 0.0F ? 0.0F : expf(part.maximum - maximum);
@@ -105,7 +103,7 @@ __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)
 }
 
 /// Dynamic shared memory: the warps' sums of values (kCachedWarps, D).
-template <int kChannels, typename T>
+template <int kChannels, bool kCapped, typename T>
 __global__ void __launch_bounds__(kCachedThreads)
     cached_attention_kernel(const CachedProblem<T> p) {
   SIMT_SHARED(float[kCachedWarps], maxima);
@@ -129,8 +127,8 @@ __global__ void __launch_bounds__(kCachedThreads)
   PartialAttention<kChannels> part;
   for (std::int64_t k = begin + warp * kKeysAtOnce; k < end; k += kCachedWarps * kKeysAtOnce) {
     const int count = end - k < kKeysAtOnce ? static_cast<int>(end - k) : kKeysAtOnce;
-    add_keys(part, query, keys + k * p.width, values + k * p.width, count, p.width, p.soft_cap,
-             lane);
+    add_keys<kCapped>(part, query, keys + k * p.width, values + k * p.width, count, p.width,
+                      p.soft_cap, lane);
   }
   if (lane == 0) {
     maxima[warp] = part.maximum;
@@ -165,7 +163,8 @@ template <int kChannels, typename T>
 void launch(const CachedProblem<T>& problem, cudaStream_t queue) {
   const std::size_t shared = static_cast<std::size_t>(kCachedWarps) *
                              static_cast<std::size_t>(problem.width) * sizeof(float);
-  simt::launch(cached_attention_kernel<kChannels, T>,
+  simt::launch(problem.soft_cap == 0.0F ? cached_attention_kernel<kChannels, false, T>
+                                        : cached_attention_kernel<kChannels, true, T>,
                dim3(blocks_for(problem.rows, 1), static_cast<unsigned>(problem.heads)),
                dim3(kCachedThreads), shared, queue, problem);
 }
