@@ -21,7 +21,8 @@ import time
 
 from gpu_run import write_json
 
-MODELS = ["llama-tiny", "qwen2-tiny", "qwen3-tiny", "mistral-tiny", "phi3-tiny", "gpt2-tiny"]
+MODELS = ["llama-tiny", "qwen2-tiny", "qwen3-tiny", "mistral-tiny", "phi3-tiny", "gpt2-tiny", "gemma2-tiny",
+          "gemma3-tiny"]
 FP32_BOUND, SIXTEEN_BITS_BOUND, CODED_STATE_BOUND = 2e-5, 2e-2, 1e-3  # of losses, relative
 SHARDED = ["--ranks", "2", "--strategy", "full_shard"]
 SMALL = ["--no-default-config", "--sequence-length", "96", "--sample-tokens", "0", "--quiet", "--overwrite",

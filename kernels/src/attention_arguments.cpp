@@ -16,7 +16,8 @@ void check(const TensorView& view, const char* name, Shape shape, DType dtype) {
 
 /// Checks what both passes share.
 void check_common(const TensorView& qkv, const TensorView& out, const TensorView& lse,
-                  std::int64_t window) {
+                  std::int64_t window, const AttentionScores& scores) {
+  check_scores("attention", scores);
   require(window >= 0, ErrorCode::kInvalidArgument, "attention: a window of ", window);
   require(qkv.shape.rank() == 5 && qkv.shape[2] == 3, ErrorCode::kInvalidArgument,
           "attention: qkv is ", qkv.shape, ", wanted (B, L, 3, H, D)");
@@ -35,14 +36,20 @@ void check_causal(bool causal, std::int64_t window, const TensorView& starts) {
 
 }  // namespace
 
+void check_scores(const char* kernel, const AttentionScores& scores) {
+  require(scores.scale >= 0.0F && scores.soft_cap >= 0.0F, ErrorCode::kInvalidArgument, kernel,
+          ": scores are scaled by ", scores.scale, " and capped at ", scores.soft_cap,
+          "; neither may be negative");
+}
+
 void check_attention(const AttentionForwardArgs& args) {
-  check_common(args.qkv, args.out, args.lse, args.window);
+  check_common(args.qkv, args.out, args.lse, args.window, args.scores);
   check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
   check_causal(args.causal, args.window, args.starts);
 }
 
 void check_attention(const AttentionBackwardArgs& args) {
-  check_common(args.qkv, args.out, args.lse, args.window);
+  check_common(args.qkv, args.out, args.lse, args.window, args.scores);
   check(args.d_out, "d_out", args.out.shape, args.qkv.dtype);
   check(args.d_qkv, "d_qkv", args.qkv.shape, args.qkv.dtype);
   check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);

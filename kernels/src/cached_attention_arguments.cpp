@@ -1,5 +1,6 @@
 #include "cached_attention_arguments.h"
 
+#include "attention_arguments.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -29,6 +30,7 @@ CachedAttentionSizes check_cached_attention(const CachedAttentionArgs& args) {
   require(qkv[3] <= kMaxHeadWidth && args.window >= 0, ErrorCode::kInvalidArgument,
           "cached_attention: heads of ", qkv[3], " channels and a window of ", args.window,
           "; wanted at most ", kMaxHeadWidth, " channels");
+  check_scores("cached_attention", args.scores);
   return {.rows = qkv[0],
           .length = keys[1],
           .heads = qkv[2],

@@ -13,6 +13,8 @@ void check_cross_entropy(const CrossEntropyArgs& args) {
   require(args.targets.numel() == shape[0] && args.losses.numel() == shape[0],
           ErrorCode::kInvalidArgument, "cross_entropy: ", shape[0], " rows, ", args.targets.numel(),
           " targets, ", args.losses.numel(), " losses");
+  require(args.soft_cap >= 0.0F, ErrorCode::kInvalidArgument, "cross_entropy: a soft cap of ",
+          args.soft_cap, "; it may not be negative");
   require(!args.hits || (!args.gradient && args.hits.numel() == kHitWords &&
                          args.hits.dtype == DType::kInt64),
           ErrorCode::kInvalidArgument, "cross_entropy: hits are ", args.hits.shape, " of ",

@@ -50,6 +50,7 @@ std::string cudnn_objection(const CudaAttentionCall& call, const CudaKernelOptio
   if (call.window != 0 && call.window < call.length)
     return concat("cuDNN's attention is used without a window, and the one of ", call.window,
                   " is shorter than the length of ", call.length);
+  if (call.soft_cap) return "cuDNN's attention is used without a soft cap of the scores";
   if (call.documents) return "cuDNN's attention is used without the documents of packed samples";
   if (options.attention == AttentionBackend::kCudnn) return {};  // of every length, at any price
   if (call.length % kLengthStep != 0)

@@ -160,6 +160,12 @@ void check_arguments(const SwigluBackwardArgs& args) {
   check_like("swiglu_backward", "x", args.x, "dx", args.dx);
 }
 
+void check_arguments(const SoftCapArgs& args) {
+  check_forward("soft_cap", args.x, args.y);
+  require(args.cap > 0.0F, ErrorCode::kInvalidArgument, "soft_cap: the cap must be positive, got ",
+          args.cap);
+}
+
 void check_arguments(const ScaleColumnsForwardArgs& args) {
   constexpr const char* kKernel = "scale_columns_forward";
   check_scaled(kKernel, "x", args.x, args.scale);

@@ -14,6 +14,7 @@ void check_arguments(const ReluForwardArgs& args);
 void check_arguments(const ReluBackwardArgs& args);
 void check_arguments(const SwigluForwardArgs& args);
 void check_arguments(const SwigluBackwardArgs& args);
+void check_arguments(const SoftCapArgs& args);
 void check_arguments(const ScaleColumnsForwardArgs& args);
 void check_arguments(const ScaleColumnsBackwardArgs& args);
 void check_arguments(const DropoutArgs& args);

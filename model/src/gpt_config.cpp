@@ -13,6 +13,8 @@
 namespace tessera {
 namespace {
 
+using Scaling = RotaryConfig::Scaling;
+
 /// The numbers of a configuration, by name: one table for both ways.
 constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> kSizes{{
     {"vocab_size", &GptConfig::vocab_size},
@@ -42,9 +44,27 @@ constexpr std::array<std::pair<std::string_view, std::vector<double> RotaryConfi
         {"rotary_short_factors", &RotaryConfig::short_factors},
         {"rotary_long_factors", &RotaryConfig::long_factors},
     }};
-constexpr std::array<std::string_view, 3> kScalings{"none", "llama3", "longrope"};
+constexpr std::array<std::string_view, 6> kScalings{"none",   "llama3",  "longrope",
+                                                    "linear", "dynamic", "yarn"};
+constexpr std::string_view kScaling = "rotary_scaling";
 constexpr std::string_view kTrainedContext = "rotary_trained_context";
 constexpr std::string_view kAmplitude = "rotary_amplitude";  // only where it is set
+/// Of yarn alone.
+constexpr std::array<std::pair<std::string_view, double RotaryConfig::*>, 2> kYarnNumbers{{
+    {"rotary_fast_turns", &RotaryConfig::fast_turns},
+    {"rotary_slow_turns", &RotaryConfig::slow_turns},
+}};
+constexpr std::string_view kWholeChannels = "rotary_whole_channels";
+/// In front of the names of what layers with a window have for themselves.
+constexpr std::string_view kOfWindows = "window_";
+
+/// Written only where they are not 0.
+constexpr std::string_view kPeriod = "window_period";
+constexpr std::array<std::pair<std::string_view, double GptConfig::*>, 3> kNumbers{{
+    {"attention_scalar", &GptConfig::attention_scalar},
+    {"attention_cap", &GptConfig::attention_cap},
+    {"logit_cap", &GptConfig::logit_cap},
+}};
 
 /// Writes as many digits as give the same number again.
 template <typename T>
@@ -98,33 +118,46 @@ class Words {
   const std::vector<NamedText>& words_;
 };
 
-void add_rotary(const RotaryConfig& rotary, std::vector<NamedText>& words) {
-  const auto scaling = static_cast<std::size_t>(rotary.scaling);
-  words.push_back({"rotary_scaling", std::string(kScalings.at(scaling))});
-  for (const auto& [name, member] : kRotaryNumbers)
-    words.push_back({std::string(name), exactly(rotary.*member)});
-  words.push_back({std::string(kTrainedContext), concat(rotary.trained_context)});
-  if (rotary.amplitude != 0.0)
-    words.push_back({std::string(kAmplitude), exactly(rotary.amplitude)});
+/// With `prefix` in front of all names.
+void add_rotary(const RotaryConfig& rotary, std::string_view prefix,
+                std::vector<NamedText>& words) {
+  const auto add = [&](std::string_view name, std::string value) {
+    words.push_back({concat(prefix, name), std::move(value)});
+  };
+  add(kScaling, std::string(kScalings.at(static_cast<std::size_t>(rotary.scaling))));
+  for (const auto& [name, member] : kRotaryNumbers) add(name, exactly(rotary.*member));
+  add(kTrainedContext, concat(rotary.trained_context));
+  if (rotary.amplitude != 0.0) add(kAmplitude, exactly(rotary.amplitude));
+  if (rotary.scaling == Scaling::kYarn) {
+    for (const auto& [name, member] : kYarnNumbers) add(name, exactly(rotary.*member));
+    add(kWholeChannels, rotary.whole_channels ? "true" : "false");
+  }
   for (const auto& [name, member] : kRotaryLists) {
     std::string list;
     for (const double value : rotary.*member) list += (list.empty() ? "" : " ") + exactly(value);
-    words.push_back({std::string(name), list});
+    add(name, list);
   }
 }
 
-RotaryConfig read_rotary(const Words& words) {
+RotaryConfig read_rotary(const Words& words, std::string_view prefix) {
+  const auto named = [&](std::string_view name) { return concat(prefix, name); };
   RotaryConfig rotary;
-  rotary.scaling = static_cast<RotaryConfig::Scaling>(words.choice("rotary_scaling", kScalings));
-  for (const auto& [name, member] : kRotaryNumbers) rotary.*member = words.number<double>(name);
-  rotary.trained_context = words.number<std::int64_t>(kTrainedContext);
-  if (words.find(kAmplitude) != nullptr) rotary.amplitude = words.number<double>(kAmplitude);
-  for (const auto& [name, member] : kRotaryLists) rotary.*member = words.numbers(name);
+  rotary.scaling = static_cast<Scaling>(words.choice(named(kScaling), kScalings));
+  for (const auto& [name, member] : kRotaryNumbers)
+    rotary.*member = words.number<double>(named(name));
+  rotary.trained_context = words.number<std::int64_t>(named(kTrainedContext));
+  if (words.find(named(kAmplitude)) != nullptr)
+    rotary.amplitude = words.number<double>(named(kAmplitude));
+  if (rotary.scaling == Scaling::kYarn) {
+    for (const auto& [name, member] : kYarnNumbers)
+      rotary.*member = words.number<double>(named(name));
+    rotary.whole_channels = words.text(named(kWholeChannels)) == "true";
+  }
+  for (const auto& [name, member] : kRotaryLists) rotary.*member = words.numbers(named(name));
   return rotary;
 }
 
-void check_rotary(const GptConfig& config) {
-  const RotaryConfig& rotary = config.rotary;
+void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
   const double channels = static_cast<double>(config.head_width_used()) * rotary.share;
   const auto rotated = static_cast<std::int64_t>(channels);
   require(rotary.base > 0.0, ErrorCode::kConfig, "model: rotary base must be positive, got ",
@@ -132,20 +165,33 @@ void check_rotary(const GptConfig& config) {
   require(rotary.share > 0.0 && rotary.share <= 1.0 && rotated >= 2 && rotated % 2 == 0,
           ErrorCode::kConfig, "model: ", rotary.share, " of a head's ", config.head_width_used(),
           " channels are rotated; that must be an even number, at least 2");
-  require(rotary.scaling == RotaryConfig::Scaling::kNone || rotary.trained_context > 0,
+  require(rotary.scaling == Scaling::kNone || rotary.scaling == Scaling::kLinear ||
+              rotary.trained_context > 0,
           ErrorCode::kConfig, "model: scaled rotary frequencies need the context before scaling");
   require(rotary.amplitude == 0.0 ||
-              (rotary.amplitude > 0.0 && rotary.scaling == RotaryConfig::Scaling::kLongRope),
+              (rotary.amplitude > 0.0 &&
+               (rotary.scaling == Scaling::kLongRope || rotary.scaling == Scaling::kYarn)),
           ErrorCode::kConfig,
-          "model: a rotary amplitude is for longrope and must be positive, got ", rotary.amplitude);
-  if (rotary.scaling == RotaryConfig::Scaling::kLlama3) {
+          "model: a rotary amplitude is for longrope and yarn and must be positive, got ",
+          rotary.amplitude);
+  require(rotary.factor > 0.0, ErrorCode::kConfig, "model: a rotary factor must be positive, got ",
+          rotary.factor);
+  if (rotary.scaling == Scaling::kLlama3) {
     require(rotary.factor >= 1.0 && rotary.low_frequency > 0.0 &&
                 rotary.high_frequency > rotary.low_frequency,
             ErrorCode::kConfig, "model: rotary scaling by ", rotary.factor, " between ",
             rotary.low_frequency, " and ", rotary.high_frequency,
             " waves; the factor must be at least 1 and the bounds rise");
   }
-  if (rotary.scaling == RotaryConfig::Scaling::kLongRope) {
+  require(rotary.scaling != Scaling::kDynamic || rotated > 2, ErrorCode::kConfig,
+          "model: dynamic rotary scaling takes more than 2 rotated channels of a head, got ",
+          rotated);
+  require(rotary.scaling != Scaling::kYarn ||
+              (rotary.base > 1.0 && rotary.fast_turns > 0.0 && rotary.slow_turns > 0.0),
+          ErrorCode::kConfig,
+          "model: yarn takes a base above 1 and positive numbers of turns, got ", rotary.base, ", ",
+          rotary.fast_turns, " and ", rotary.slow_turns);
+  if (rotary.scaling == Scaling::kLongRope) {
     const auto wanted = static_cast<std::size_t>(rotated / 2);
     const auto positive = [](double factor) { return factor > 0.0; };
     require(rotary.short_factors.size() == wanted && rotary.long_factors.size() == wanted &&
@@ -179,11 +225,15 @@ void check(const GptConfig& config) {
   if (config.family == GptFamily::kGpt2) {
     GptConfig plain = config;
     for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;
+    for (const auto& [name, number] : kNumbers) plain.*number = 0.0;
+    plain.window_period = 0;
     plain.rotary = {};
+    plain.window_rotary = {};
     plain.norm_epsilon = GptConfig{}.norm_epsilon;
-    require(plain == config, ErrorCode::kConfig,
-            "model: a GPT-2 has neither kv_heads, head_width, mlp_width, a window nor rotary "
-            "positions of its own");
+    require(
+        plain == config, ErrorCode::kConfig,
+        "model: a GPT-2 has neither kv_heads, head_width, mlp_width, a window, rotary positions "
+        "nor soft caps");
     return;
   }
   for (const auto& [name, size] : kMoreSizes) {
@@ -194,7 +244,15 @@ void check(const GptConfig& config) {
           config.heads, " is not a multiple of kv_heads ", config.kv_heads, "; change one of them");
   require(config.norm_epsilon > 0.0F, ErrorCode::kConfig,
           "model: norm_epsilon must be positive, got ", config.norm_epsilon);
-  check_rotary(config);
+  require(config.window_period >= 0 && config.window_period != 1, ErrorCode::kConfig,
+          "model: the last of ", config.window_period,
+          " layers has no window; give at least 2, or 0 for windows in all");
+  for (const auto& [name, number] : kNumbers) {
+    require(config.*number >= 0.0, ErrorCode::kConfig, "model: ", name,
+            " must not be negative, got ", config.*number);
+  }
+  check_rotary(config, config.rotary);
+  if (config.window_rotary) check_rotary(config, *config.window_rotary);
 }
 
 std::vector<NamedText> configuration_of(const GptConfig& config) {
@@ -218,7 +276,13 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
   for (const auto& [name, size] : kMoreSizes)
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"norm_epsilon", exactly(static_cast<double>(config.norm_epsilon))});
-  add_rotary(config.rotary, words);
+  if (config.window_period != 0)
+    words.push_back({std::string(kPeriod), concat(config.window_period)});
+  for (const auto& [name, number] : kNumbers) {
+    if (config.*number != 0.0) words.push_back({std::string(name), exactly(config.*number)});
+  }
+  add_rotary(config.rotary, "", words);
+  if (config.window_rotary) add_rotary(*config.window_rotary, kOfWindows, words);
   return words;
 }
 
@@ -244,7 +308,13 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   if (config.family == GptFamily::kGpt2) return config;
   for (const auto& [name, size] : kMoreSizes) config.*size = words.number<std::int64_t>(name);
   config.norm_epsilon = static_cast<float>(words.number<double>("norm_epsilon"));
-  config.rotary = read_rotary(words);
+  if (words.find(kPeriod) != nullptr) config.window_period = words.number<std::int64_t>(kPeriod);
+  for (const auto& [name, number] : kNumbers) {
+    if (words.find(name) != nullptr) config.*number = words.number<double>(name);
+  }
+  config.rotary = read_rotary(words, "");
+  if (words.find(concat(kOfWindows, kScaling)) != nullptr)
+    config.window_rotary = read_rotary(words, kOfWindows);
   return config;
 }
 

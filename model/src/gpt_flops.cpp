@@ -16,8 +16,8 @@ double gpt_flops_per_token(const GptConfig& config) {
   double attention = 0.0;  // twice the mean number of positions that a query attends to
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     const double length = number(config.context_length);
-    const bool windowed = config.window > 0 && layer >= config.first_window_layer;
-    const double outside = windowed ? std::max(0.0, length - number(config.window)) : 0.0;
+    const std::int64_t window = config.window_of(layer);
+    const double outside = window > 0 ? std::max(0.0, length - number(window)) : 0.0;
     attention += (length - outside * outside / length) * queries;
   }
   const double matrices = number(config.layers) * block_matrices + head_matrix;

@@ -1,6 +1,7 @@
 #include "gpt_layers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -27,6 +28,9 @@ class Embedding : public CachingLayer {
  public:
   explicit Embedding(const GptConfig& config)
       : CachingLayer("embedding", "Embedding"), dropout_(config.dropout) {
+    if (family_of(config).scaled_embedding) {
+      scale_ = static_cast<float>(std::sqrt(static_cast<double>(config.width)));
+    }
     parameters_ = {vocabulary_matrix(std::string(embedding_name(config)), config)};
     if (is_gpt2(config)) {
       parameters_.push_back(
@@ -60,31 +64,32 @@ class Embedding : public CachingLayer {
       require(!inputs.starts, ErrorCode::kConfig,
               "a tuned prompt stands in front of a sequence, not of each document of a packed "
               "sample; leave out `packing`");
-      Value x =
-          ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions, parameters.back());
+      Value x = ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions,
+                                        parameters.back(), scale_);
       return ops::dropout(tape, std::move(x), dropout_);
     }
     if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
-    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts);
+    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
  private:
   /// The embedding of tokens that do not begin at position 0.
-  static Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
-                          const Parameter* positions, const CachedPass& pass) {
-    if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr);
+  Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
+                   const Parameter* positions, const CachedPass& pass) const {
+    if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr, {}, scale_);
     Parameter later = *positions;  // nothing is recorded that would keep its address
     later.value = later.value.narrow(0, pass.first_position(), pass.tokens);
-    return ops::embedding(tape, tokens, embedding, &later);
+    return ops::embedding(tape, tokens, embedding, &later, {}, scale_);
   }
 
   float dropout_;
+  float scale_ = 1.0F;
   bool has_prompt_ = false;
 };
 
 /// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
-Value logits_of(Tape& tape, const Value& x, const Parameter& weight) {
+Value logits_of(Tape& tape, const Value& x, const Parameter& weight, float soft_cap) {
   const Shape& shape = x.shape();
   const std::int64_t rows = shape[0] * shape[1];
   const std::int64_t vocab_size = weight.value.shape[0];
@@ -95,6 +100,9 @@ Value logits_of(Tape& tape, const Value& x, const Parameter& weight) {
                        .bias = {},
                        .transpose_b = true},
                       tape.stream());
+  if (soft_cap != 0.0F) {
+    tape.kernels().soft_cap({.x = logits, .y = logits, .cap = soft_cap}, tape.stream());
+  }
   return tape.output(std::move(logits), nullptr);
 }
 
@@ -102,9 +110,13 @@ Value logits_of(Tape& tape, const Value& x, const Parameter& weight) {
 class Head : public Layer {
  public:
   explicit Head(const GptConfig& config)
-      : Layer("head", "Head"), rms_(!is_gpt2(config)), epsilon_(config.norm_epsilon) {
+      : Layer("head", "Head"),
+        rms_(!is_gpt2(config)),
+        epsilon_(config.norm_epsilon),
+        norm_offset_(family_of(config).norm_offset),
+        soft_cap_(static_cast<float>(config.logit_cap)) {
     if (rms_) {
-      parameters_ = {vector("norm.weight", config.width, 1.0F)};
+      parameters_ = {vector("norm.weight", config.width, 1.0F - norm_offset_)};
     } else {
       parameters_ = {vector("ln_f.weight", config.width, 1.0F),
                      vector("ln_f.bias", config.width, 0.0F)};
@@ -126,28 +138,30 @@ class Head : public Layer {
     const TensorView tokens = inputs_of(tape).tokens;
     const std::int64_t prompt = tokens ? input.shape()[1] - tokens.shape[1] : 0;
     const Value rows = prompt > 0 ? ops::without_first(tape, input, prompt) : input;
-    Value x = rms_ ? ops::rms_norm(tape, rows, parameters[0], epsilon_)
+    Value x = rms_ ? ops::rms_norm(tape, rows, parameters[0], epsilon_, norm_offset_)
                    : ops::layer_norm(tape, rows, parameters[0], parameters[1]);
     Parameter& weight = parameters.back();
     const Tensor& targets = tape.batch().targets;
     if (!targets) {
       require(!tape.recording(), ErrorCode::kInvalidArgument,
               "layer 'head' needs targets to record a loss");
-      return logits_of(tape, x, weight);
+      return logits_of(tape, x, weight, soft_cap_);
     }
-    return ops::linear_cross_entropy(tape, std::move(x), weight, targets);
+    return ops::linear_cross_entropy(tape, std::move(x), weight, targets, -1, soft_cap_);
   }
 
  private:
   bool rms_;
-  float epsilon_;
+  float epsilon_, norm_offset_, soft_cap_;
 };
 
 }  // namespace
 
 Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const TensorView& starts,
              const CachedPass* pass) {
-  if (pass == nullptr) return ops::attention(tape, qkv, sizes.heads, sizes.window, starts);
+  if (pass == nullptr) {
+    return ops::attention(tape, qkv, sizes.heads, sizes.window, starts, true, sizes.scores);
+  }
   const TensorView& kept = tape.options().kept;
   const std::int64_t heads = 2 * sizes.kv_heads;
   const TensorView cache = kept.reshape(
@@ -155,7 +169,8 @@ Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const Te
   return ops::cached_attention(tape, qkv, sizes.heads, sizes.window,
                                {.keys = cache.narrow(0, 0, sizes.kv_heads),
                                 .values = cache.narrow(0, sizes.kv_heads, sizes.kv_heads),
-                                .positions = pass->first_position()});
+                                .positions = pass->first_position()},
+                               sizes.scores);
 }
 
 ParameterSpec matrix(std::string name, std::int64_t outputs, std::int64_t inputs, float stddev) {

@@ -57,6 +57,7 @@ class BlockAdapters {
 struct AttentionSizes {
   std::int64_t heads = 0, kv_heads = 0, width = 0;  ///< a head's
   std::int64_t window = 0;                          ///< 0: none
+  AttentionScores scores{};
 
   std::int64_t cache_numel(std::int64_t positions) const {
     return 2 * kv_heads * positions * width;
@@ -69,7 +70,8 @@ struct CachedPass {
   std::int64_t first = 0;   ///< the pass's first token, of those in the batch
   std::int64_t tokens = 0;  ///< and how many it is over
   std::int64_t prompt = 0;  ///< tuned rows in front of the first token
-  std::int64_t length = 0;  ///< of the text as a whole, by which longrope chooses its frequencies
+  std::int64_t length =
+      0;  ///< of the text as a whole, by which longrope and dynamic choose frequencies
 
   /// The position of the pass's first row. Tuned rows come with the first token.
   std::int64_t first_position() const { return first == 0 ? 0 : prompt + first; }

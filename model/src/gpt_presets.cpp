@@ -71,6 +71,53 @@ GptConfig llama_scaled(const LlamaSizes& sizes, double factor) {
 GptConfig qwen2(const LlamaSizes& sizes) { return sized(GptFamily::kQwen2, sizes, 1e-6F); }
 GptConfig qwen3(const LlamaSizes& sizes) { return sized(GptFamily::kQwen3, sizes, 1e-6F); }
 
+/// Gemma 2: half of the layers have a window, scores and logits a soft cap.
+GptConfig gemma2(const LlamaSizes& sizes, double attention_scalar = 0.0) {
+  GptConfig config = sized(GptFamily::kGemma2, sizes, 1e-6F);
+  config.window = 4096;
+  config.window_period = 2;
+  config.attention_scalar = attention_scalar;
+  config.attention_cap = 50.0;
+  config.logit_cap = 30.0;
+  return config;
+}
+
+/// Gemma 3: five of six layers have a window and a rotary base of their own.
+GptConfig gemma3(const LlamaSizes& sizes, std::int64_t window) {
+  GptConfig config = sized(GptFamily::kGemma3, sizes, 1e-6F);
+  config.window = window;
+  config.window_period = 6;
+  config.window_rotary = RotaryConfig{.base = 1e4};
+  return config;
+}
+
+/// The 27B's, whose context was made longer.
+GptConfig gemma3_scaled(const LlamaSizes& sizes, std::int64_t window) {
+  GptConfig config = gemma3(sizes, window);
+  config.attention_scalar = 168.0;
+  config.rotary.scaling = RotaryConfig::Scaling::kLinear;
+  config.rotary.factor = 8.0;
+  return config;
+}
+
+/// Of four layers some have a window, and some do not.
+GptConfig tiny_gemma(GptFamily family) {
+  GptConfig config = tiny(family);
+  config.tie_embedding = true;
+  config.window = 64;
+  config.norm_epsilon = 1e-6F;
+  if (family == GptFamily::kGemma2) {
+    config.window_period = 2;
+    config.attention_cap = 50.0;
+    config.logit_cap = 30.0;
+  } else {
+    config.window_period = 3;
+    config.rotary.base = 1e6;
+    config.window_rotary = RotaryConfig{.base = 1e4};
+  }
+  return config;
+}
+
 GptConfig windowed(GptConfig config, std::int64_t window) {
   config.window = window;
   return config;
@@ -84,6 +131,7 @@ GptConfig with_share(GptConfig config, double share) {
 /// Sizes as in the published config.json of each.
 const std::vector<Preset>& presets() {
   constexpr std::int64_t kLlama2 = 32000, kLlama3 = 128256, kQwen = 151936, kLong = 131072;
+  constexpr std::int64_t kGemma2 = 256000, kGemma3 = 262144;
   static const std::vector<Preset> all{
       {"gpt2-tiny", "", GptConfig{}},
       {"gpt2-124m", "openai-community/gpt2", gpt2(12, 12, 768)},
@@ -128,6 +176,18 @@ const std::vector<Preset>& presets() {
       {"phi3-tiny", "", with_share(tiny(GptFamily::kPhi3), 0.75)},
       {"phi3-mini", "microsoft/Phi-3-mini-4k-instruct",
        windowed(sized(GptFamily::kPhi3, {32064, 4096, 32, 32, 32, 96, 3072, 8192, 1e4}), 2047)},
+      {"gemma2-tiny", "", tiny_gemma(GptFamily::kGemma2)},
+      {"gemma2-2b", "google/gemma-2-2b",
+       gemma2({kGemma2, 8192, 26, 8, 4, 256, 2304, 9216, 1e4, true})},
+      {"gemma2-9b", "google/gemma-2-9b",
+       gemma2({kGemma2, 8192, 42, 16, 8, 256, 3584, 14336, 1e4, true})},
+      {"gemma2-27b", "google/gemma-2-27b",
+       gemma2({kGemma2, 8192, 46, 32, 16, 128, 4608, 36864, 1e4, true}, 144.0)},
+      {"gemma3-tiny", "", tiny_gemma(GptFamily::kGemma3)},
+      {"gemma3-1b", "google/gemma-3-1b-pt",
+       gemma3({kGemma3, 32768, 26, 4, 1, 256, 1152, 6912, 1e6, true}, 512)},
+      {"gemma3-27b", "google/gemma-3-27b-pt",
+       gemma3_scaled({262208, kLong, 62, 32, 16, 128, 5376, 21504, 1e6, true}, 1024)},
   };
   return all;
 }

@@ -110,6 +110,37 @@ TEST_F(Ops, ResidualBlock) {
                 }});
 }
 
+/// As in a block of Gemma: what is added to the residual is normalised, and so is the sum.
+TEST_F(Ops, ResidualBlockWithFourNorms) {
+  constexpr float kEpsilon = 1e-4F;
+  const auto norm = [](const Doubles& x, const Doubles& w) { return test::rms_oracle(x, w, 1e-4); };
+  check_op(memory_, *stream_,
+           {.inputs = {{5, 6}},
+            .parameters = {{6}, {6}, {12, 6}},
+            .run =
+                [](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::gelu(t, ops::rms_norm(t, x[0], *p[0], kEpsilon, 1.0F));
+                  y = ops::rms_norm(t, y, *p[1], kEpsilon, 1.0F);
+                  auto [sum, normalized] =
+                      ops::add_rms_norm(t, std::move(y), x[0], *p[0], kEpsilon, 1.0F);
+                  y = ops::linear(t, normalized, *p[2], nullptr);
+                  y = ops::rms_norm(t, ops::geglu(t, std::move(y)), *p[1], kEpsilon, 1.0F);
+                  return ops::add(t, std::move(y), sum);
+                },
+            .oracle =
+                [&](const auto& a) {
+                  const Doubles attended = norm(gelu_oracle(norm(a[0], a[1])), a[2]);
+                  const Doubles sum = sum_oracle(attended, a[0]);
+                  const Doubles gates = linear_oracle(norm(sum, a[1]), a[3], {}, 6);
+                  Doubles gate, up;
+                  for (std::size_t i = 0; i < gates.size(); ++i) {
+                    (i % 12 < 6 ? gate : up).push_back(gates[i]);
+                  }
+                  const Doubles hidden = test::product_oracle(gelu_oracle(gate), up);
+                  return sum_oracle(norm(hidden, a[2]), sum);
+                }});
+}
+
 TEST_F(Ops, Gelu) {
   check_op(memory_, *stream_,
            {.inputs = {{3, 11}},
@@ -239,6 +270,19 @@ TEST_F(Ops, AttentionThatIsNotCausal) {
             .run = [](Tape& t, Values& x,
                       Parameters&) { return ops::attention(t, x[0], kH, 0, {}, false); },
             .oracle = [](const auto& a) { return attention_oracle(a[0], kB, kL, kH, kD, false); }});
+}
+
+TEST_F(Ops, AttentionWithScaledAndCappedScores) {
+  constexpr std::int64_t kB = 2, kL = 7, kH = 3, kD = 4;
+  const AttentionScores scores{.scale = 0.8F, .soft_cap = 1.5F};
+  check_op(
+      memory_, *stream_,
+      {.inputs = {{kB, kL, 3 * kH * kD}},
+       .parameters = {},
+       .run = [&](Tape& t, Values& x,
+                  Parameters&) { return ops::attention(t, x[0], kH, 0, {}, true, scores); },
+       .oracle =
+           [&](const auto& a) { return attention_oracle(a[0], kB, kL, kH, kD, true, scores); }});
 }
 
 TEST_F(Ops, Multiply) {
@@ -417,6 +461,38 @@ TEST_F(Ops, EmbeddingWithoutPositions) {
                 }});
 }
 
+TEST_F(Ops, ScaledEmbedding) {
+  const Tensor tokens = ints({1, 4}, {5, 0, 5, 2});
+  const std::vector<std::int32_t> rows(tokens.as<std::int32_t>(), tokens.as<std::int32_t>() + 4);
+  check_op(
+      memory_, *stream_,
+      {.inputs = {},
+       .parameters = {{6, 3}},
+       .run = [&](Tape& t, Values&,
+                  Parameters& p) { return ops::embedding(t, tokens, *p[0], nullptr, {}, 7.5F); },
+       .oracle =
+           [&](const auto& a) {
+             Doubles y;
+             for (std::int64_t i = 0; i < 12; ++i)
+               y.push_back(7.5 * a[0][at(rows[at(i / 3)] * 3 + i % 3)]);
+             return y;
+           }});
+}
+
+/// A tensor of bf16 with that number would have 59.75.
+TEST_F(Ops, TheScaleOfAnEmbeddingIsRoundedAsTheEmbeddingIs) {
+  const Tensor tokens = ints({1, 1}, {0});
+  run_on(*stream_, [&] {
+    const Tensor one =
+        Tensor::empty(memory_, {1, 1}, DType::kBFloat16, MemoryCategory::kParameters, "wte");
+    test::copy_to(one, std::vector<float>{1.25F});
+    Parameter wte{.value = one, .gradient = {}};
+    Tape tape(memory_, *stream_, {}, {.record = false});
+    const Value x = ops::embedding(tape, tokens, wte, nullptr, {}, std::sqrt(3584.0F));
+    EXPECT_EQ(to_floats(x.tensor)[0], static_cast<float>(bfloat16(1.25F * 59.75F)));
+  });
+}
+
 /// Losses of the tape and their gradients against the oracle's; the losses' own weights must all be
 /// loss_scale.
 class Losses : public Ops {
@@ -428,7 +504,7 @@ class Losses : public Ops {
   };
 
   Result run(bool fused, const Shape& x_shape, std::int64_t vocab_size, const Tensor& targets,
-             bool apart = false) {
+             bool apart = false, float soft_cap = 0.0F) {
     const std::int64_t c = x_shape[x_shape.rank() - 1];
     Result result;
     run_on(*stream_, [&] {
@@ -443,7 +519,7 @@ class Losses : public Ops {
       Value x = test::leaf(tape, tensor(x_shape, random_floats(x_shape.numel(), 8)), dx);
       Value losses;
       if (fused) {
-        losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets);
+        losses = ops::linear_cross_entropy(tape, std::move(x), w.parameter, targets, -1, soft_cap);
       } else {
         losses = ops::cross_entropy(tape, ops::linear(tape, x, w.parameter, nullptr), targets);
       }
@@ -477,7 +553,29 @@ TEST_F(Losses, CrossEntropyAndTheFusedLinear) {
   }
 }
 
-// Whether the predictions are the operation's to overwrite, or somebody else holds them.
+TEST_F(Losses, LogitsOfTheFusedLinearMayBeCapped) {
+  constexpr std::int64_t kV = 11, kC = 5;
+  constexpr double kCap = 1.5;
+  const std::vector<std::int32_t> targets{3, -1, 10, 0, 7, 7};
+  const OpCase op{
+      .inputs = {{6, kC}}, .parameters = {{kV, kC}}, .run = {}, .oracle = [&](const auto& a) {
+        Doubles logits = linear_oracle(a[0], a[1], {}, kC);
+        for (double& logit : logits) logit = kCap * std::tanh(logit / kCap);
+        return cross_entropy_oracle(logits, targets);
+      }};
+  const auto x = random_floats(6 * kC, 8);
+  const auto w = random_floats(kV * kC, 7);
+  const std::vector<Doubles> arguments{{x.begin(), x.end()}, {w.begin(), w.end()}};
+  const std::vector<float> weights(6, kScale);
+  for (const bool apart : {false, true}) {
+    const Result result =
+        run(true, {6, kC}, kV, ints({6}, targets), apart, static_cast<float>(kCap));
+    test::expect_near(result.losses, op.oracle(arguments), "losses");
+    test::expect_near(result.dx, numeric_gradient(op, arguments, 0, weights), "dx");
+    test::expect_near(result.dw, numeric_gradient(op, arguments, 1, weights), "dw");
+  }
+}
+
 // The fused one in chunks that differ in size.
 TEST_F(Losses, WithBackwardApartGiveTheSameBits) {
   constexpr std::int64_t kV = 300'000, kC = 3, kRows = 70;
@@ -494,6 +592,7 @@ TEST_F(Losses, WithBackwardApartGiveTheSameBits) {
   }
 }
 
+// Whether the predictions are the operation's to overwrite, or somebody else holds them.
 TEST_F(Losses, SquaredError) {
   const auto targets = random_floats(12, 9);
   const Tensor target_tensor = tensor({2, 2, 3}, targets);

@@ -49,6 +49,21 @@ inline Doubles norm_oracle(const Doubles& x, const Doubles& gamma, const Doubles
   return y;
 }
 
+/// gamma is what `weights` are above -1.
+inline Doubles rms_oracle(const Doubles& x, const Doubles& weights, double epsilon) {
+  const std::int64_t c = std::ssize(weights);
+  Doubles y(x.size());
+  for (std::int64_t row = 0; row < std::ssize(x); row += c) {
+    double squares = 0.0;
+    for (std::int64_t i = 0; i < c; ++i) squares += std::pow(x[at(row + i)], 2);
+    const double rstd = 1.0 / std::sqrt(squares / static_cast<double>(c) + epsilon);
+    for (std::int64_t i = 0; i < c; ++i) {
+      y[at(row + i)] = x[at(row + i)] * rstd * (1.0 + weights[at(i)]);
+    }
+  }
+  return y;
+}
+
 inline Doubles gelu_oracle(const Doubles& x) {
   Doubles y;
   for (const double v : x) {
@@ -130,7 +145,8 @@ inline Doubles mean_rows_oracle(const Doubles& x, std::int64_t batch, std::int64
 
 /// qkv (B, L, 3, H, D) -> (B, L, H, D)
 inline Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t l, std::int64_t h,
-                                std::int64_t d, bool causal = true) {
+                                std::int64_t d, bool causal = true,
+                                const AttentionScores& scores = {}) {
   const auto element = [&](std::int64_t n, std::int64_t t, std::int64_t which, std::int64_t head,
                            std::int64_t i) {
     return qkv[at((((n * l + t) * 3 + which) * h + head) * d + i)];
@@ -146,7 +162,10 @@ inline Doubles attention_oracle(const Doubles& qkv, std::int64_t b, std::int64_t
           for (std::int64_t i = 0; i < d; ++i) {
             score += element(n, t, 0, head, i) * element(n, s, 1, head, i);
           }
-          weights.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
+          score *= scores.scale == 0.0F ? 1.0 / std::sqrt(static_cast<double>(d))
+                                        : static_cast<double>(scores.scale);
+          const auto cap = static_cast<double>(scores.soft_cap);
+          weights.push_back(std::exp(cap == 0.0 ? score : cap * std::tanh(score / cap)));
         }
         const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
         for (std::int64_t s = 0; s <= last; ++s) {

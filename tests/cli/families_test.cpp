@@ -29,8 +29,8 @@ class Families : public test::LaunchTest {
 
 TEST_F(Families, TinyModelsTrainEvaluateAndGenerate) {
   const std::string data = write("data.txt", std::string(3000, 'a') + std::string(3000, 'b'));
-  for (const std::string model :
-       {"llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny"}) {
+  for (const std::string model : {"llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
+                                  "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
     SCOPED_TRACE(model);
     const std::string out = path(model);
     const ProgramResult train =
@@ -98,8 +98,8 @@ TEST_F(Families, BitsDoNotDependOnTheThreadsOfARank) {
       isa.set("ONEDNN_MAX_CPU_ISA", "AVX2");
       isa.set("DNNL_MAX_CPU_ISA", "AVX2");
     }
-    for (const std::string model :
-         {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny"}) {
+    for (const std::string model : {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny",
+                                    "qwen3-tiny", "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
       const std::string one = trained(model, "1");
       for (const std::string threads : {"2", "3", "5"}) {
         EXPECT_EQ(trained(model, threads), one)
@@ -135,13 +135,14 @@ TEST_F(Families, WhatAFolderAsksForAndIsNotBuiltIsNamed) {
               AllOf(HasSubstr("hidden_act is \"gelu\""), HasSubstr("only \"silu\"")));
   EXPECT_THAT(refused("llama", "attention_bias", true), HasSubstr("attention_bias is true"));
   EXPECT_THAT(refused("llama", "model_type", "gemma"),
-              HasSubstr("what can be read is gpt2, llama, mistral, qwen2, qwen3, phi3"));
+              HasSubstr("what can be read is gpt2, llama, mistral, qwen2, qwen3, phi3, gemma2, "
+                        "gemma3_text"));
   EXPECT_THAT(refused("llama", "architectures", {"LlamaForSequenceClassification"}),
               HasSubstr("only LlamaForCausalLM can be read"));
-  EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "yarn"}, {"factor", 4.0}}),
-              HasSubstr("rope_parameters.rope_type is \"yarn\""));
-  EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "llama3"}, {"mscale", 4.0}}),
-              HasSubstr("rope_parameters.mscale is 4.0"));
+  EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "ntk"}, {"factor", 4.0}}),
+              HasSubstr("rope_parameters.rope_type is \"ntk\""));
+  EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "llama3"}, {"mrope", 4.0}}),
+              HasSubstr("rope_parameters.mrope is 4.0"));
   EXPECT_THAT(refused("llama", "num_key_value_heads", 3),
               HasSubstr("heads 4 is not a multiple of kv_heads 3"));
   EXPECT_THAT(refused("qwen3", "head_dim", nullptr), HasSubstr("head_dim is null"));

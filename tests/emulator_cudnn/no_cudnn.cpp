@@ -18,7 +18,9 @@ bool decline(const Args& args, bool backward, CudaStream& stream) {
                                     .dtype = qkv.dtype,
                                     .backward = backward,
                                     .window = args.window,
-                                    .documents = static_cast<bool>(args.starts)},
+                                    .documents = static_cast<bool>(args.starts),
+                                    .causal = args.causal,
+                                    .soft_cap = args.scores.soft_cap != 0.0F},
                                    state.options);
   if (state.fallback.empty()) {
     state.fallback = state.unforeseen = state.options.deterministic

@@ -11,6 +11,7 @@ struct Sizes {
   std::int64_t window = 0;
   std::int64_t document = 0;  ///< length of documents, of sequence b longer by b; 0: one
   bool causal = true;
+  AttentionScores scores{};
 
   /// Behind the last key that a query sees.
   std::int64_t keys_end(std::int64_t query) const { return causal ? query + 1 : length; }
@@ -34,7 +35,8 @@ struct Sizes {
 
 std::string name(const Sizes& s) {
   return concat("B ", s.batch, ", L ", s.length, ", H ", s.heads, ", D ", s.dim, ", window ",
-                s.window, ", documents of ", s.document, s.causal ? "" : ", not causal");
+                s.window, ", documents of ", s.document, s.causal ? "" : ", not causal", ", scale ",
+                s.scores.scale, ", cap ", s.scores.soft_cap);
 }
 
 /// Indices into qkv (B, L, 3, H, D), out (B, L, H, D) and lse (B, H, L).
@@ -58,16 +60,28 @@ struct ForwardOracle {
   Doubles out, lse;
 };
 
-/// The probabilities of query l, and their log-denominator. Keys before its window have 0.
+double scale_of(const Sizes& s) {
+  return s.scores.scale == 0.0F ? 1.0 / std::sqrt(static_cast<double>(s.dim))
+                                : static_cast<double>(s.scores.scale);
+}
+
+/// The probabilities of query l, and their log-denominator. Keys before its window have 0. Of each
+/// score also its derivative by what was capped.
 Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::int64_t h,
-                      std::int64_t l, double& lse) {
+                      std::int64_t l, double& lse, Doubles& slopes) {
   Doubles p(at(i.s.keys_end(l)));
+  slopes.assign(p.size(), 1.0);
   double maximum = -INFINITY;
   for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(l); ++k) {
     for (std::int64_t d = 0; d < i.s.dim; ++d) {
       p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
     }
-    p[at(k)] /= std::sqrt(static_cast<double>(i.s.dim));
+    p[at(k)] *= scale_of(i.s);
+    if (const auto cap = static_cast<double>(i.s.scores.soft_cap); cap != 0.0) {
+      const double t = std::tanh(p[at(k)] / cap);
+      slopes[at(k)] = 1.0 - t * t;
+      p[at(k)] = cap * t;
+    }
     maximum = std::max(maximum, p[at(k)]);
   }
   double sum = 0.0;
@@ -93,7 +107,8 @@ ForwardOracle forward_oracle(const Doubles& qkv, const Sizes& s) {
   const Index i{s};
   ForwardOracle r{Doubles(at(out_numel(s))), Doubles(at(s.batch * s.heads * s.length))};
   each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
-    const Doubles p = probabilities(qkv, i, b, h, l, r.lse[i.lse(b, h, l)]);
+    Doubles slopes;
+    const Doubles p = probabilities(qkv, i, b, h, l, r.lse[i.lse(b, h, l)], slopes);
     for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         r.out[i.out(b, l, h, d)] += p[at(k)] * qkv[i.qkv(b, k, 2, h, d)];
@@ -109,10 +124,11 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d
                         const Sizes& s) {
   const Index i{s};
   Doubles g(qkv.size());
-  const double scale = 1.0 / std::sqrt(static_cast<double>(s.dim));
+  const double scale = scale_of(s);
   each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
     double lse = 0.0;
-    const Doubles p = probabilities(qkv, i, b, h, l, lse);
+    Doubles slopes;
+    const Doubles p = probabilities(qkv, i, b, h, l, lse, slopes);
     Doubles dp(p.size());
     double delta = 0.0;
     for (std::int64_t d = 0; d < s.dim; ++d) {
@@ -125,7 +141,7 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d
       }
     }
     for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
-      const double ds = p[at(k)] * (dp[at(k)] - delta) * scale;
+      const double ds = p[at(k)] * (dp[at(k)] - delta) * slopes[at(k)] * scale;
       for (std::int64_t d = 0; d < s.dim; ++d) {
         g[i.qkv(b, l, 0, h, d)] += ds * qkv[i.qkv(b, k, 1, h, d)];
         g[i.qkv(b, k, 1, h, d)] += ds * qkv[i.qkv(b, l, 0, h, d)];
@@ -174,7 +190,8 @@ Forward<T> forward(std::vector<T> qkv, const Sizes& s) {
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
        .window = s.window,
        .starts = starts_view(starts, s),
-       .causal = s.causal},
+       .causal = s.causal,
+       .scores = s.scores},
       stream);
   expect_guard(workspace);
   return r;
@@ -198,7 +215,8 @@ std::vector<T> backward(std::vector<T> qkv, std::vector<T> d_out, const Sizes& s
        .workspace = view_of(workspace, 0, static_cast<std::int64_t>(workspace.size()) - 64),
        .window = s.window,
        .starts = starts_view(starts, s),
-       .causal = s.causal},
+       .causal = s.causal,
+       .scores = s.scores},
       stream);
   expect_guard(workspace);
   return d_qkv;
@@ -290,6 +308,37 @@ TYPED_TEST(Attention, SeesTheWholeSequenceIfItIsNotCausal) {
   for (Sizes s : sizes) {
     s.causal = false;
     check<TypeParam>(s);
+  }
+}
+
+// Caps that bend scores and caps that hardly do, with windows and documents, on CUDA by both kinds
+// of kernels; a scale of the scores alone.
+TYPED_TEST(Attention, CapsAndScalesScores) {
+  std::vector<Sizes> sizes{{2, 3, 2, 5},    {1, 70, 1, 64},        {1, 97, 1, 72, 33},
+                           {1, 97, 1, 256}, {2, 70, 1, 136, 40},   {2, 130, 1, 64, 0, 50},
+                           {1, 70, 1, 33},  {2, 66, 1, 200, 9, 30}};
+  if (!testing_cuda()) sizes.push_back({1, 1031, 1, 8, 600});
+  for (Sizes s : sizes) {
+    for (const float cap : {0.7F, 50.0F}) {
+      s.scores.soft_cap = cap;
+      check<TypeParam>(s);
+    }
+    s.scores = {.scale = 0.05F};
+    check<TypeParam>(s);
+    s.scores.soft_cap = 2.0F;
+    check<TypeParam>(s);
+  }
+  Sizes whole{1, 70, 1, 64};
+  whole.causal = false;
+  whole.scores.soft_cap = 1.5F;
+  check<TypeParam>(whole);
+}
+
+TEST(AttentionErrors, ScalesAndCapsAreNotNegative) {
+  for (const AttentionScores& scores : {AttentionScores{.scale = -1.0F}, {.soft_cap = -1.0F}}) {
+    Sizes s{1, 8, 1, 4};
+    s.scores = scores;
+    EXPECT_THROW(forward(random_values<float>(3 * out_numel(s), 1), s), Error);
   }
 }
 
@@ -411,12 +460,13 @@ TYPED_TEST(Attention, AWindowOfTheWholeSequenceChangesNoBit) {
   }
 }
 
-// On CUDA, D decides about the kernel: multiples of 8 up to 128 go to tensor cores, padded to 64 or
-// 128; L about the last tile of queries (128) and of keys (32 or 64).
+// On CUDA, D decides about the kernel: multiples of 8 up to 256 go to tensor cores, padded to 64,
+// 128 or 256; L about the last tile of queries (128 or 64) and of keys (16, 32 or 64).
 TYPED_TEST(Attention, TakesEveryHeadSize) {
   for (const Sizes& s :
        {Sizes{2, 65, 2, 64}, Sizes{1, 200, 1, 64}, Sizes{1, 161, 1, 128}, Sizes{1, 97, 2, 72},
-        Sizes{1, 64, 1, 40}, Sizes{2, 31, 1, 120}, Sizes{1, 70, 1, 136}, Sizes{1, 33, 1, 65}}) {
+        Sizes{1, 64, 1, 40}, Sizes{2, 31, 1, 120}, Sizes{1, 70, 1, 136}, Sizes{1, 33, 1, 65},
+        Sizes{2, 65, 2, 256}, Sizes{1, 130, 1, 248}, Sizes{1, 33, 1, 264}}) {
     check<TypeParam>(s);
   }
 }
@@ -511,13 +561,16 @@ TEST(AttentionForward, LaterKeysHaveNoEffect) {
 }
 
 TEST(AttentionOracle, BackwardIsTheGradientOfForward) {
-  const Sizes s{1, 4, 2, 3};
-  const Doubles qkv = to_doubles(random_values<float>(3 * out_numel(s), 1));
-  const Doubles d_out = to_doubles(random_values<float>(out_numel(s), 2));
-  const Doubles expected =
-      numeric_gradient([&](const Doubles& v) { return dot(d_out, forward_oracle(v, s).out); }, qkv);
-  const Doubles actual = backward_oracle(qkv, forward_oracle(qkv, s).out, d_out, s);
-  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-8);
+  for (const float cap : {0.0F, 0.8F}) {
+    Sizes s{1, 4, 2, 3};
+    s.scores.soft_cap = cap;
+    const Doubles qkv = to_doubles(random_values<float>(3 * out_numel(s), 1));
+    const Doubles d_out = to_doubles(random_values<float>(out_numel(s), 2));
+    const Doubles expected = numeric_gradient(
+        [&](const Doubles& v) { return dot(d_out, forward_oracle(v, s).out); }, qkv);
+    const Doubles actual = backward_oracle(qkv, forward_oracle(qkv, s).out, d_out, s);
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-8);
+  }
 }
 
 TEST(AttentionWorkspace, GrowsWithThreadsAndNotWithHeads) {

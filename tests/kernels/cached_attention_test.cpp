@@ -10,6 +10,7 @@ struct Sizes {
   std::int64_t rows, length, heads, kv_heads, width;
   std::int64_t window = 0;
   std::int64_t room = 0;  ///< of each head's keys, behind the length
+  AttentionScores scores{};
 
   std::int64_t group() const { return heads / kv_heads; }
   std::int64_t capacity() const { return length + room; }
@@ -17,7 +18,8 @@ struct Sizes {
 
 std::string name(const Sizes& s) {
   return concat("N ", s.rows, ", S ", s.length, ", H ", s.heads, ", K ", s.kv_heads, ", D ",
-                s.width, ", window ", s.window);
+                s.width, ", window ", s.window, ", scale ", s.scores.scale, ", cap ",
+                s.scores.soft_cap);
 }
 
 template <typename T>
@@ -79,7 +81,9 @@ Doubles oracle(const Problem<T>& p) {
           score += static_cast<double>(as_float(p.packed(row, 0, h, d))) *
                    static_cast<double>(as_float(p.keys[at(p.cached(head, k, d))]));
         }
-        scores.push_back(score / std::sqrt(static_cast<double>(s.width)));
+        score *= static_cast<double>(s.scores.scale_of(s.width));
+        const auto cap = static_cast<double>(s.scores.soft_cap);
+        scores.push_back(cap == 0.0 ? score : cap * std::tanh(score / cap));
         maximum = std::max(maximum, scores.back());
       }
       for (double& score : scores) sum += score = std::exp(score - maximum);
@@ -109,7 +113,8 @@ std::vector<T> attend(Problem<T>& p, bool wants_out = true) {
        .keys = cache(p.keys),
        .values = cache(p.values),
        .out = wants_out ? view_of(out, Shape{s.rows, s.heads, s.width}) : TensorView(),
-       .window = s.window},
+       .window = s.window,
+       .scores = s.scores},
       stream);
   return out;
 }
@@ -127,11 +132,18 @@ void check(const Sizes& s) {
   EXPECT_TRUE(same_bits(stored.keys, expected.keys) && same_bits(stored.values, expected.values));
 }
 
-const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},          {1, 2, 2, 1, 8},
-                                {1, 300, 4, 2, 64},       {1, 1030, 2, 2, 16, 0, 5},
-                                {7, 20, 6, 3, 40, 0, 3},  {5, 5, 4, 1, 12},
-                                {1, 70, 2, 1, 128, 9},    {9, 40, 2, 2, 33, 4, 2},
-                                {2, 19, 2, 1, 512, 0, 1}, {3, 300, 3, 3, 65, 270}};
+const std::vector<Sizes> kCases{{1, 1, 1, 1, 1},
+                                {1, 2, 2, 1, 8},
+                                {1, 300, 4, 2, 64},
+                                {1, 1030, 2, 2, 16, 0, 5},
+                                {7, 20, 6, 3, 40, 0, 3},
+                                {5, 5, 4, 1, 12},
+                                {1, 70, 2, 1, 128, 9},
+                                {9, 40, 2, 2, 33, 4, 2},
+                                {2, 19, 2, 1, 512, 0, 1},
+                                {3, 300, 3, 3, 65, 270},
+                                {3, 300, 4, 2, 256, 70, 0, {.soft_cap = 0.7F}},
+                                {2, 40, 2, 1, 24, 0, 0, {.scale = 0.3F, .soft_cap = 50.0F}}};
 
 TEST(CachedAttention, FollowsTheFormula) {
   on_every_target([] {

@@ -16,6 +16,16 @@ constexpr std::int32_t kIgnored = -100;
 struct Problem {
   std::int64_t rows, vocab, columns, stride;
   float scale = 0.125F;
+  float soft_cap = 0.0F;
+
+  /// A logit as the softmax takes it, and the derivative.
+  double capped(double x) const {
+    const auto cap = static_cast<double>(soft_cap);
+    return cap == 0.0 ? x : cap * std::tanh(x / cap);
+  }
+  double slope(double x) const {
+    return soft_cap == 0.0F ? 1.0 : 1.0 - std::pow(std::tanh(x / static_cast<double>(soft_cap)), 2);
+  }
 
   template <typename T>
   std::vector<T> logits(float size = 3.0F) const {
@@ -59,14 +69,16 @@ Result<T> cross_entropy_of(const Problem& p, std::vector<T> logits, bool gradien
                                       .vocab_size = p.vocab,
                                       .ignore_index = kIgnored,
                                       .gradient = gradient,
-                                      .scale = TensorView(&scale, DType::kFloat32, Shape{1})},
+                                      .scale = TensorView(&scale, DType::kFloat32, Shape{1}),
+                                      .soft_cap = p.soft_cap},
                                      stream);
   return result;
 }
 
 template <typename T>
 void check(const Problem& p, float size) {
-  SCOPED_TRACE(concat(p.rows, " rows of ", p.vocab, " in ", p.columns, ", ", p.stride, " apart"));
+  SCOPED_TRACE(concat(p.rows, " rows of ", p.vocab, " in ", p.columns, ", ", p.stride,
+                      " apart, cap ", p.soft_cap));
   const auto logits = p.logits<T>(size);
   const auto targets = p.targets();
   std::vector<float> losses;
@@ -83,28 +95,32 @@ void check(const Problem& p, float size) {
     const T* const row = logits.data() + r * p.stride;
     const T* const got = gradient.data() + r * p.stride;
     const auto target = targets[static_cast<std::size_t>(r)];
+    const auto logit = [&](std::int64_t c) { return static_cast<double>(as_float(row[c])); };
     double maximum = -INFINITY, sum = 0;
-    for (std::int64_t c = 0; c < p.vocab; ++c)
-      maximum = std::max(maximum, static_cast<double>(as_float(row[c])));
-    for (std::int64_t c = 0; c < p.vocab; ++c)
-      sum += std::exp(static_cast<double>(as_float(row[c])) - maximum);
-    const double loss = target == kIgnored
-                            ? 0.0
-                            : std::log(sum) + maximum - static_cast<double>(as_float(row[target]));
-    ASSERT_NEAR(static_cast<double>(losses[static_cast<std::size_t>(r)]), loss, 3e-7 * (1 + loss));
+    for (std::int64_t c = 0; c < p.vocab; ++c) maximum = std::max(maximum, p.capped(logit(c)));
+    for (std::int64_t c = 0; c < p.vocab; ++c) sum += std::exp(p.capped(logit(c)) - maximum);
+    const double loss =
+        target == kIgnored ? 0.0 : std::log(sum) + maximum - p.capped(logit(target));
+    // What tanh is off by: a few units in the last place of the cap.
+    const double of_cap = static_cast<double>(p.soft_cap) * 0x1p-21;
+    ASSERT_NEAR(static_cast<double>(losses[static_cast<std::size_t>(r)]), loss,
+                3e-7 * (1 + loss) + 2 * of_cap);
     for (std::int64_t c = 0; c < p.stride; ++c) {
       double expected = 0;
       if (c >= p.columns) {
         expected = static_cast<double>(as_float(T(kCanary)));
       } else if (c < p.vocab && target != kIgnored) {
-        const double probability = std::exp(static_cast<double>(as_float(row[c])) - maximum) / sum;
-        expected = (probability - (c == target ? 1.0 : 0.0)) * static_cast<double>(p.scale);
+        const double probability = std::exp(p.capped(logit(c)) - maximum) / sum;
+        expected = (probability - (c == target ? 1.0 : 0.0)) * static_cast<double>(p.scale) *
+                   p.slope(logit(c));
       }
       // A difference x - maximum is rounded to fp32 before exp, which matters when it is large.
-      const double spread = c < p.vocab ? maximum - static_cast<double>(as_float(row[c])) : 0.0;
-      const double tolerance = (relative + spread * 0x1p-24) * std::abs(expected) +
+      const double spread = c < p.vocab ? maximum - p.capped(logit(c)) : 0.0;
+      // And 1 - tanh^2 is off by as much where it is next to nothing.
+      const double of_slope = p.soft_cap == 0.0F ? 0.0 : 0x1p-20 * static_cast<double>(p.scale);
+      const double tolerance = (relative + spread * 0x1p-24 + 2 * of_cap) * std::abs(expected) +
                                (c == target ? 4 * 0x1p-24 * static_cast<double>(p.scale) : 0.0) +
-                               least_rounding<T>() + 1e-38;
+                               of_slope + least_rounding<T>() + 1e-38;
       ASSERT_NEAR(static_cast<double>(as_float(got[c])), expected, tolerance)
           << "row " << r << " column " << c;
     }
@@ -124,12 +140,26 @@ TEST(CrossEntropy, GivesLossAndGradient) {
   check<float>({0, 7, 7, 7}, 3.0F);
 }
 
+// Caps that bend logits and one that hardly does.
+TEST(CrossEntropy, CapsLogits) {
+  for (const std::int64_t vocab : {1, 2, 33, 127, 1009}) {
+    for (const float cap : {2.0F, 30.0F, 500.0F}) {
+      check<float>({23, vocab, vocab + 5, vocab + 9, 0.125F, cap}, 3.0F);
+      check<bfloat16>({23, vocab, vocab + 3, vocab + 3, 0.125F, cap}, 10.0F);
+      check<float16>({23, vocab, vocab, vocab, 0.125F, cap}, 3.0F);
+    }
+  }
+}
+
 TEST(CrossEntropy, WithoutGradientLeavesTheLogits) {
   const Problem p{11, 65, 70, 70};
   const auto logits = p.logits<float>();
   const auto result = cross_entropy_of(p, logits, false);
   EXPECT_TRUE(same_bits(result.logits, logits));
   EXPECT_TRUE(same_bits(result.losses, cross_entropy_of(p, logits).losses));
+  Problem capped = p;
+  capped.soft_cap = 4.0F;
+  EXPECT_TRUE(same_bits(cross_entropy_of(capped, logits, false).logits, logits));
 }
 
 /// Hits of some rows that have two largest logits, at columns 3 and 6 (as far as there are).

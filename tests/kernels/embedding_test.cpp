@@ -52,7 +52,7 @@ TensorView table_of(std::vector<T>& values, bool given, std::int64_t rows, std::
 }
 
 template <typename T>
-void check_forward(const Sizes& s, bool positions) {
+void check_forward(const Sizes& s, bool positions, float scale = 1.0F) {
   auto tokens = random_tokens(s);
   auto wte = random_values<T>(s.vocab * s.channels, 1);
   auto wpe = random_values<T>(s.positions * s.channels, 2);
@@ -65,7 +65,8 @@ void check_forward(const Sizes& s, bool positions) {
          .wte = view_of(wte, Shape{s.vocab, s.channels}),
          .wpe = table_of(wpe, positions, s.positions, s.channels),
          .x = view_of(x, Shape{s.batch, s.length, s.channels}),
-         .starts = starts_view(starts, s)},
+         .starts = starts_view(starts, s),
+         .scale = scale},
         stream);
     return x;
   });
@@ -75,7 +76,8 @@ void check_forward(const Sizes& s, bool positions) {
       const std::int64_t token = tokens[static_cast<std::size_t>(row)];
       const T word = wte[static_cast<std::size_t>(token * s.channels + c)];
       const T position = wpe[static_cast<std::size_t>(s.position(row) * s.channels + c)];
-      expected.push_back(positions ? T(as_float(word) + as_float(position)) : word);
+      const float scaled = as_float(word) * scale;
+      expected.push_back(T(positions ? scaled + as_float(position) : scaled));
     }
   }
   EXPECT_TRUE(same_bits(result, expected));
@@ -91,16 +93,30 @@ TEST(EmbeddingForward, AddsTheTwoRows) {
   }
 }
 
+// With positions by a power of two, whose products are exact: elsewhere they are not rounded before
+// they are added.
+TEST(EmbeddingForward, ScalesWords) {
+  for (const Sizes& s : kCases) {
+    for (const bool positions : {true, false}) {
+      const float scale = positions ? 4.0F : 59.75F;
+      check_forward<float>(s, positions, scale);
+      check_forward<bfloat16>(s, positions, scale);
+      check_forward<float16>(s, positions, scale);
+    }
+  }
+}
+
 /// Adds row after row in fp32, rounding once at the end.
 template <typename T, typename Out>
 std::vector<Out> scatter_add(const std::vector<Out>& start, bool accumulate,
                              const std::vector<T>& dx, const std::vector<std::int64_t>& target_row,
-                             std::int64_t channels) {
+                             std::int64_t channels, float scale = 1.0F) {
   std::vector<float> sums;
   for (const Out value : start) sums.push_back(accumulate ? as_float(value) : 0.0F);
   for (std::size_t row = 0; row < target_row.size(); ++row) {
     for (std::int64_t c = 0; c < channels; ++c) {
       sums[static_cast<std::size_t>(target_row[row] * channels + c)] +=
+          scale *
           as_float(dx[row * static_cast<std::size_t>(channels) + static_cast<std::size_t>(c)]);
     }
   }
@@ -115,7 +131,8 @@ struct Tables {
 };
 
 template <typename T, typename Out>
-void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Tables given = {}) {
+void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Tables given = {},
+                    float scale = 1.0F) {
   auto tokens = random_tokens(s);
   auto dx = random_values<T>(s.batch * s.length * s.channels, 1);
   const auto dwte = random_values<Out>(s.vocab * s.channels, 2);
@@ -132,7 +149,8 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Ta
          .dwpe = table_of(wpe, given.positions, s.positions, s.channels),
          .accumulate_wte = accumulate_wte,
          .accumulate_wpe = accumulate_wpe,
-         .starts = starts_view(starts, s)},
+         .starts = starts_view(starts, s),
+         .scale = scale},
         stream);
     wte.insert(wte.end(), wpe.begin(), wpe.end());
     return wte;
@@ -142,11 +160,20 @@ void check_backward(const Sizes& s, bool accumulate_wte, bool accumulate_wpe, Ta
   for (std::int64_t row = 0; row < s.batch * s.length; ++row)
     position_rows.push_back(s.position(row));
   auto expected =
-      given.words ? scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels) : dwte;
+      given.words ? scatter_add(dwte, accumulate_wte, dx, token_rows, s.channels, scale) : dwte;
   const auto expected_wpe =
       given.positions ? scatter_add(dwpe, accumulate_wpe, dx, position_rows, s.channels) : dwpe;
   expected.insert(expected.end(), expected_wpe.begin(), expected_wpe.end());
   EXPECT_TRUE(same_bits(result, expected)) << s.vocab << " x " << s.channels;
+}
+
+TEST(EmbeddingBackward, ScalesTheGradientOfWordsAlone) {
+  for (const Sizes& s : kCases) {
+    for (const bool accumulate : {false, true}) {
+      check_backward<float, float>(s, accumulate, accumulate, {}, 4.0F);
+      check_backward<bfloat16, float>(s, accumulate, accumulate, {}, 0.25F);
+    }
+  }
 }
 
 TEST(EmbeddingBackward, AddsRowsInOrder) {

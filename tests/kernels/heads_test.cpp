@@ -7,6 +7,7 @@ struct Sizes {
   std::int64_t batch, length, heads, kv_heads, width, angles;
   bool norms = false;
   std::int64_t document = 0;  ///< length of documents; 0: one in each sequence
+  float offset = 0.0F;        ///< of the gammas
 
   std::int64_t start_of(std::int64_t row) const {
     return document == 0 ? 0 : row % length / document * document;
@@ -146,7 +147,12 @@ struct Problem {
         k_gamma(random_values<T>(s.norms ? s.width : 0, 3)),
         d_qkv(random_values<T>(s.qkv(), 4)) {}
 
-  Inputs exact() const { return {to_doubles(packed), to_doubles(q_gamma), to_doubles(k_gamma)}; }
+  Inputs exact() const { return {to_doubles(packed), with_offset(q_gamma), with_offset(k_gamma)}; }
+  Doubles with_offset(const std::vector<T>& gamma) const {
+    Doubles values = to_doubles(gamma);
+    for (double& value : values) value += static_cast<double>(s.offset);
+    return values;
+  }
   Shape packed_shape() const { return {s.batch, s.length, s.packed_heads(), s.width}; }
   Shape qkv_shape() const { return {s.batch, s.length, 3, s.heads, s.width}; }
 
@@ -176,7 +182,8 @@ std::vector<T> forward(Problem<T> p) {
                                       .frequencies = frequencies,
                                       .amplitude = kAmplitude,
                                       .epsilon = static_cast<float>(kEpsilon),
-                                      .starts = starts_view(starts, p.s)},
+                                      .starts = starts_view(starts, p.s),
+                                      .gamma_offset = p.s.offset},
                                      stream);
   return qkv;
 }
@@ -207,7 +214,8 @@ Gradients<T, D> backward(Problem<T> p, bool accumulate, bool in_place) {
        .amplitude = kAmplitude,
        .epsilon = static_cast<float>(kEpsilon),
        .accumulate_parameters = accumulate,
-       .starts = starts_view(starts, p.s)},
+       .starts = starts_view(starts, p.s),
+       .gamma_offset = p.s.offset},
       stream);
   if (in_place) g.packed = p.packed;
   return g;
@@ -252,6 +260,7 @@ TEST(Heads, FollowTheFormula) {
     for (Sizes s : kCases) {
       for (const bool norms : {false, true}) {
         s.norms = norms;
+        s.offset = norms && s.heads % 2 == 0 ? 1.0F : 0.0F;
         check<float, float>(s, !norms);
         check<bfloat16, float>(s, norms);
         check<bfloat16, bfloat16>(s, !norms);

@@ -54,6 +54,7 @@ constexpr KernelTable kOnDevice{
     .relu_backward = on_device<&KernelTable::relu_backward>,
     .swiglu_forward = on_device<&KernelTable::swiglu_forward>,
     .swiglu_backward = on_device<&KernelTable::swiglu_backward>,
+    .soft_cap = on_device<&KernelTable::soft_cap>,
     .scale_columns_forward = on_device<&KernelTable::scale_columns_forward>,
     .scale_columns_backward = on_device<&KernelTable::scale_columns_backward>,
     .heads_forward = on_device<&KernelTable::heads_forward>,

@@ -5,11 +5,17 @@ namespace tessera::rms_norm_test {
 namespace {
 
 constexpr double kEpsilon = 1e-5;
+constexpr float kOffsets[] = {0.0F, 1.0F};  // of gamma
 
 double rstd_of(const Doubles& x, std::int64_t row, std::int64_t width) {
   double squares = 0.0;
   for (std::int64_t j = 0; j < width; ++j) squares += std::pow(x[at(row * width + j)], 2);
   return 1.0 / std::sqrt(squares / static_cast<double>(width) + kEpsilon);
+}
+
+Doubles with_offset(Doubles gamma, float offset) {
+  for (double& value : gamma) value += static_cast<double>(offset);
+  return gamma;
 }
 
 Doubles forward_oracle(const Doubles& x, const Doubles& gamma) {
@@ -52,7 +58,8 @@ struct Forward {
 
 /// With a residual if there is one.
 template <typename T>
-Forward<T> forward(std::vector<T> x, std::vector<T> residual, std::vector<T> gamma) {
+Forward<T> forward(std::vector<T> x, std::vector<T> residual, std::vector<T> gamma,
+                   float offset = 0.0F) {
   const auto width = static_cast<std::int64_t>(gamma.size());
   const Shape shape{static_cast<std::int64_t>(x.size()) / width, width};
   Forward<T> out{std::vector<T>(x.size()), std::vector<T>(residual.size()),
@@ -61,7 +68,8 @@ Forward<T> forward(std::vector<T> x, std::vector<T> residual, std::vector<T> gam
                             .gamma = view_of(gamma),
                             .y = view_of(out.y, shape),
                             .rstd = view_of(out.rstd),
-                            .epsilon = static_cast<float>(kEpsilon)};
+                            .epsilon = static_cast<float>(kEpsilon),
+                            .gamma_offset = offset};
   if (!residual.empty()) {
     args.residual = view_of(residual, shape);
     args.sum = view_of(out.sum, shape);
@@ -79,7 +87,7 @@ struct Backward {
 
 template <typename D, typename T>
 Backward<T, D> backward(std::vector<T> dy, std::vector<T> x, std::vector<T> gamma,
-                        std::vector<T> d_residual, bool accumulate) {
+                        std::vector<T> d_residual, bool accumulate, float offset = 0.0F) {
   const auto width = static_cast<std::int64_t>(gamma.size());
   const Shape shape{static_cast<std::int64_t>(x.size()) / width, width};
   std::vector<float> rstd;
@@ -96,15 +104,16 @@ Backward<T, D> backward(std::vector<T> dy, std::vector<T> x, std::vector<T> gamm
        .d_residual = d_residual.empty() ? TensorView{} : view_of(d_residual, shape),
        .dx = view_of(result.dx, shape),
        .dgamma = view_of(result.dgamma),
-       .accumulate_parameters = accumulate},
+       .accumulate_parameters = accumulate,
+       .gamma_offset = offset},
       stream);
   return result;
 }
 
 /// `extra`: a residual forward and its gradient backward; the sum is rounded to T as it is stored.
 template <typename T, typename D>
-void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
-  SCOPED_TRACE(concat(rows, " x ", width, extra ? ", residual" : ""));
+void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate, float offset) {
+  SCOPED_TRACE(concat(rows, " x ", width, extra ? ", residual" : "", ", offset ", offset));
   const auto x = random_values<T>(rows * width, 1), gamma = random_values<T>(width, 3);
   const auto residual = random_values<T>(extra ? rows * width : 0, 2);
   const auto dy = random_values<T>(rows * width, 5);
@@ -112,8 +121,9 @@ void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
   for (std::size_t i = 0; i < residual.size(); ++i) {
     s[i] = T(as_float(x[i]) + as_float(residual[i]));
   }
-  const Forward<T> f = forward(x, residual, gamma);
-  expect_close(f.y, forward_oracle(to_doubles(s), to_doubles(gamma)), 4e-6 + rounding<T>(), "y");
+  const Doubles gammas = with_offset(to_doubles(gamma), offset);
+  const Forward<T> f = forward(x, residual, gamma, offset);
+  expect_close(f.y, forward_oracle(to_doubles(s), gammas), 4e-6 + rounding<T>(), "y");
   for (std::int64_t i = 0; i < rows; ++i) {
     EXPECT_NEAR(static_cast<double>(f.rstd[at(i)]) / rstd_of(to_doubles(s), i, width), 1.0, 2e-6);
   }
@@ -121,7 +131,7 @@ void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
     EXPECT_TRUE(same_bits(f.sum, s));
   }
 
-  Gradients expected = backward_oracle(to_doubles(dy), to_doubles(x), to_doubles(gamma));
+  Gradients expected = backward_oracle(to_doubles(dy), to_doubles(x), gammas);
   for (std::size_t i = 0; i < residual.size(); ++i) {
     expected.dx[i] += static_cast<double>(as_float(residual[i]));
   }
@@ -129,9 +139,14 @@ void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
   for (std::size_t j = 0; accumulate && j < before.size(); ++j) {
     expected.dgamma[j] += static_cast<double>(as_float(before[j]));
   }
-  const auto r = backward<D>(dy, x, gamma, residual, accumulate);
+  const auto r = backward<D>(dy, x, gamma, residual, accumulate, offset);
   expect_close(r.dx, expected.dx, 4e-6 + rounding<T>(), "dx");
   expect_close(r.dgamma, expected.dgamma, 4e-6 + rounding<D>(), "dgamma");
+}
+
+template <typename T, typename D>
+void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
+  for (const float offset : kOffsets) check<T, D>(rows, width, extra, accumulate, offset);
 }
 
 TEST(RmsNorm, FollowsTheFormula) {

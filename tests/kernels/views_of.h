@@ -40,6 +40,7 @@ inline Views views_of(MeanRowsForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(MeanRowsBackwardArgs& a) { return {&a.dy, &a.dx}; }
 inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(SoftCapArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(ScaleColumnsForwardArgs& a) { return {&a.x, &a.scale, &a.y, &a.kept}; }
 inline Views views_of(ScaleColumnsBackwardArgs& a) {
   return {&a.dy, &a.x, &a.scale, &a.dx, &a.d_scale};

@@ -118,7 +118,8 @@ TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(All, AdapterGolden,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2", "llama_ia3",
-                                           "gpt2_ia3", "qwen2_ia3", "phi3_ia3"),
+                                           "gpt2_ia3", "qwen2_ia3", "phi3_ia3", "gemma2",
+                                           "gemma3_ia3"),
                          [](const auto& test) { return test.param; });
 
 /// A copy of an adapter's folder in which one text of its configuration is another.

@@ -25,8 +25,11 @@ constexpr std::int64_t kShort = 8, kLong = 24;  // tokens
 /// Read here although version 5 refuses it: Phi-3's first files, which version 4 read.
 constexpr std::string_view kOfVersion4 = "phi3_su";
 
-/// YaRN itself, which is refused here; a Phi-3 meant longrope by that name.
-bool is_yarn(const std::string& name) { return name.ends_with("_yarn") && name != "phi3_yarn"; }
+/// What transformers computes and is refused here.
+bool is_refused_here(const std::string& name) {
+  const auto ends = {"_proportional", "a2_activation", "text_activation", "_both_ways"};
+  return std::ranges::any_of(ends, [&](const char* end) { return name.ends_with(end); });
+}
 
 GptConfig read_config(const json& config) {
   TemporaryFolder folder;
@@ -60,16 +63,36 @@ void expect_same(const GptConfig& config, const json& golden) {
     EXPECT_EQ(config.heads, golden.at("heads"));
     return;
   }
-  expect_near(rotary_frequencies(config, kShort), golden.at("frequencies"));
-  expect_near(rotary_frequencies(config, kLong), golden.at("long_frequencies"));
-  EXPECT_NEAR(rotary_amplitude(config), golden.at("amplitude").get<double>(), 1e-6);
+  // Where all layers are of one kind, the goldens have the frequencies of that kind twice.
+  const bool all_windowed = config.family == GptFamily::kGemma3 && config.window != 0 &&
+                            config.window_period == 0 && config.first_window_layer == 0;
+  const RotaryConfig& windowed = config.window_rotary ? *config.window_rotary : config.rotary;
+  const RotaryConfig& full = all_windowed ? windowed : config.rotary;
+  expect_near(rotary_frequencies(config, full, kShort), golden.at("frequencies"));
+  expect_near(rotary_frequencies(config, full, kLong), golden.at("long_frequencies"));
+  EXPECT_NEAR(rotary_amplitude(config, full), golden.at("amplitude").get<double>(), 1e-6);
+  if (golden.contains("window_frequencies") && config.window != 0) {
+    expect_near(rotary_frequencies(config, windowed, kShort), golden.at("window_frequencies"));
+    expect_near(rotary_frequencies(config, windowed, kLong), golden.at("window_long_frequencies"));
+  }
+  if (golden.contains("scaling")) {
+    const double scalar = config.attention_scalar == 0.0 ? static_cast<double>(config.head_width)
+                                                         : config.attention_scalar;
+    EXPECT_DOUBLE_EQ(1.0 / std::sqrt(scalar), golden.at("scaling").get<double>());
+    const auto cap = [](double value) { return value == 0.0 ? json() : json(value); };
+    EXPECT_EQ(cap(config.attention_cap), golden.at("attention_cap"));
+    EXPECT_EQ(cap(config.logit_cap), golden.at("logit_cap"));
+  }
   EXPECT_EQ(config.kv_heads_used(), golden.at("kv_heads"));
   EXPECT_EQ(config.head_width_used(), golden.at("head_width"));
   EXPECT_EQ(config.norm_epsilon, golden.at("epsilon").get<float>());
-  EXPECT_EQ(config.window == 0 ? json() : json(config.window), golden.at("window"));
+  const bool gemma = golden.contains("scaling");  // whose classes keep a window that no layer has
+  if (config.window != 0 || !gemma) {
+    EXPECT_EQ(config.window == 0 ? json() : json(config.window), golden.at("window"));
+  }
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const bool windowed = config.window != 0 && layer >= config.first_window_layer;
-    EXPECT_EQ(windowed ? std::min(config.window, kLong) : kLong,
+    const std::int64_t window = config.window_of(layer);
+    EXPECT_EQ(window != 0 ? std::min(window, kLong) : kLong,
               golden.at("attended").at(static_cast<std::size_t>(layer)))
         << layer;
   }
@@ -79,7 +102,7 @@ TEST(ConfigGolden, KeysMeanWhatTheyMeanToTransformers) {
   for (const auto& [name, values] : golden_cases().items()) {
     SCOPED_TRACE(name);
     if (name == kOfVersion4) continue;
-    if (values.contains("refused") || is_yarn(name)) {
+    if (values.contains("refused") || is_refused_here(name)) {
       EXPECT_THROW(read_config(values.at("config")), Error);
       continue;
     }
@@ -94,7 +117,7 @@ TEST(ConfigGolden, KeysMeanWhatTheyMeanToTransformers) {
 /// What is written for a model is read as the same model.
 TEST(ConfigGolden, FoldersAreReadAsTheyAreWritten) {
   for (const auto& [name, values] : golden_cases().items()) {
-    if (is_yarn(name) || (values.contains("refused") && name != kOfVersion4)) continue;
+    if (is_refused_here(name) || (values.contains("refused") && name != kOfVersion4)) continue;
     SCOPED_TRACE(name);
     GptConfig config = read_config(values.at("config"));
     config.norm_epsilon = 1.2345679e-06F;
@@ -119,7 +142,15 @@ TEST(ConfigGolden, WhatIsNotComputedIsRefusedByName) {
               HasSubstr("per_layer_config"));
   EXPECT_THAT(error_of(with_keys("qwen3_share_and_longrope")),
               HasSubstr("partial_rotary_factor is 0.5"));
-  EXPECT_THAT(error_of(with_keys("llama_yarn")), HasSubstr("rope_type is \"yarn\""));
+  EXPECT_THAT(error_of(with_keys("llama_proportional")),
+              HasSubstr("rope_scaling.rope_type is \"proportional\", and only default, linear"));
+  EXPECT_THAT(error_of(with_keys("llama_no_factor")), HasSubstr("rope_scaling.factor is absent"));
+  EXPECT_THAT(error_of(with_keys("gemma2_activation")), HasSubstr("hidden_activation is \"gelu\""));
+  EXPECT_THAT(error_of(with_keys("gemma3_text_both_ways")),
+              HasSubstr("use_bidirectional_attention is true"));
+  EXPECT_THAT(error_of(with_keys("gemma2_nested")), HasSubstr("rope_parameters.full_attention is"));
+  EXPECT_THAT(error_of(with_keys("gemma3_text_nested", {{"rope_scaling", {{"factor", 2.0}}}})),
+              HasSubstr("rope_scaling is"));
   EXPECT_THAT(error_of(with_keys("qwen2_types_without_use")), HasSubstr("layer_types is"));
   EXPECT_THAT(error_of(with_keys("qwen2_windows_from_1", {{"max_window_layers", -1}})),
               HasSubstr("max_window_layers is -1, and must be an integer from 0"));
@@ -135,6 +166,25 @@ TEST(ConfigGolden, WhatTransformersDoesNotHaveIsNotWritten) {
   expect_refused("llama_plain", [](GptConfig& config) { config.rotary.share = 0.5; });
   expect_refused("llama_plain", [](GptConfig& config) { config.window = 5; });
   expect_refused("phi3_window", [](GptConfig& config) { config.first_window_layer = 1; });
+  expect_refused("phi3_window", [](GptConfig& config) { config.window_period = 2; });
+  expect_refused("phi3_plain",
+                 [](GptConfig& config) { config.rotary.scaling = RotaryConfig::Scaling::kLinear; });
+  expect_refused("llama_plain", [](GptConfig& config) { config.logit_cap = 5.0; });
+  expect_refused("llama_plain", [](GptConfig& config) { config.attention_scalar = 5.0; });
+  expect_refused("gemma3_text_plain", [](GptConfig& config) { config.attention_cap = 5.0; });
+  expect_refused("gemma2_plain", [](GptConfig& config) { config.window_rotary.emplace(); });
+}
+
+/// What they are for a length must not change.
+TEST(ConfigGolden, DynamicFrequenciesAreWrittenForTheContextThatTheyBeginBehind) {
+  GptConfig config = read_config(with_keys("llama_dynamic"));
+  const std::int64_t trained = config.context_length;
+  config.context_length *= 2;
+  TemporaryFolder folder;
+  PretrainedWriter writer = write_hugging_face(folder.path("model"), config);
+  const GptConfig again = hugging_face_config_of(folder.path("model.tmp"));
+  EXPECT_EQ(again.rotary, config.rotary);
+  EXPECT_EQ(again.context_length, trained);
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ using namespace test;
 
 constexpr const char* kFamilies = TESSERA_SOURCE_DIR "/tests/model/golden/families/";
 
-const std::vector<std::string> kCases{"llama",        "llama3", "mistral", "qwen2",
-                                      "qwen2_window", "qwen3",  "phi3",    "phi3_longrope"};
+const std::vector<std::string> kCases{"llama",        "llama3", "mistral",    "qwen2",
+                                      "qwen2_window", "qwen3",  "phi3",       "phi3_longrope",
+                                      "gemma2",       "gemma3", "llama_yarn", "qwen2_dynamic"};
 
 class FamilyGolden : public ::testing::TestWithParam<std::string> {
  protected:

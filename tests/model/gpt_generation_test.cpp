@@ -134,8 +134,8 @@ GptConfig small(const char* preset) {
 
 std::vector<std::pair<std::string, GptConfig>> cached_configs() {
   std::vector<std::pair<std::string, GptConfig>> all;
-  for (const char* const preset :
-       {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny", "phi3-tiny"}) {
+  for (const char* const preset : {"gpt2-tiny", "llama-tiny", "mistral-tiny", "qwen2-tiny",
+                                   "qwen3-tiny", "phi3-tiny", "gemma2-tiny", "gemma3-tiny"}) {
     all.emplace_back(preset, small(preset));
     GptConfig adapted = small(preset);
     adapted.adapter = parse_adapter("lora", "r=4,alpha=64,targets=all-linear", adapted);
@@ -153,6 +153,11 @@ std::vector<std::pair<std::string, GptConfig>> cached_configs() {
   longrope.rotary.short_factors.assign(angles, 1.0);
   longrope.rotary.long_factors.assign(angles, 2.5);
   all.emplace_back("phi3-tiny with longrope", longrope);
+  GptConfig dynamic = small("llama-tiny");
+  dynamic.rotary.scaling = RotaryConfig::Scaling::kDynamic;
+  dynamic.rotary.trained_context = 12;
+  dynamic.rotary.factor = 3.0;
+  all.emplace_back("llama-tiny with dynamic", dynamic);
   return all;
 }
 

@@ -193,7 +193,9 @@ TEST(Gpt, PresetsOfOtherFamiliesHaveTheSizesOfTheirModels) {
       {"llama3.2-3b", 3'212'749'824}, {"llama3-70b", 70'553'706'496},
       {"mistral-7b", 7'241'732'096},  {"qwen2.5-0.5b", 494'032'768},
       {"qwen2.5-7b", 7'615'616'512},  {"qwen3-0.6b", 596'049'920},
-      {"phi3-mini", 3'821'079'552},
+      {"phi3-mini", 3'821'079'552},   {"gemma2-2b", 2'614'341'888},
+      {"gemma2-9b", 9'241'705'984},   {"gemma2-27b", 27'227'128'320},
+      {"gemma3-1b", 999'885'952},     {"gemma3-27b", 27'009'346'304},
   };
   for (const auto& [name, count] : published) {
     EXPECT_EQ(parameter_count(make_gpt(gpt_preset(name))), count) << name;
@@ -208,6 +210,34 @@ TEST(Gpt, FlopsLeaveOutWhatWindowsHide) {
   config.window = 0;
   const double attention = 6.0 * 32 * 8192 * 4096;
   EXPECT_DOUBLE_EQ(gpt_flops_per_token(config) - windowed, attention / 4);
+}
+
+TEST(Gpt, FlopsOfLayersWithoutAWindowBetweenOthersAreTheirs) {
+  GptConfig config = gpt_preset("gemma3-1b");  // 26 layers, of which each sixth attends to all
+  const double windowed = gpt_flops_per_token(config);
+  config.window = 0;
+  const double length = 32768, outside = length - 512;
+  EXPECT_NEAR(gpt_flops_per_token(config) - windowed,
+              6.0 * 22 * outside * outside / length * 4 * 256, 1.0);
+}
+
+/// Weights of norms are differences from 1; both norms behind attention and MLP are there.
+TEST(Gpt, ABlockOfGemmaHasFourNormsThatBeginAsOnes) {
+  const Model model = make_gpt(gpt_preset("gemma3-tiny"));
+  std::vector<std::string> names;
+  for (const ParameterSpec& spec : model.layers[1]->parameters()) {
+    names.push_back(spec.name);
+    if (spec.shape.rank() == 1) {
+      EXPECT_EQ(spec.initializer.mean, 0.0F) << spec.name;
+    }
+  }
+  EXPECT_THAT(names,
+              ::testing::ElementsAre(
+                  "layers.0.input_layernorm.weight", "layers.0.self_attn.qkv_proj.weight",
+                  "layers.0.self_attn.q_norm.weight", "layers.0.self_attn.k_norm.weight",
+                  "layers.0.self_attn.o_proj.weight", "layers.0.post_attention_layernorm.weight",
+                  "layers.0.pre_feedforward_layernorm.weight", "layers.0.mlp.gate_up_proj.weight",
+                  "layers.0.mlp.down_proj.weight", "layers.0.post_feedforward_layernorm.weight"));
 }
 
 TEST(Gpt, PresetsHaveTheNamesOfHuggingFaceToo) {

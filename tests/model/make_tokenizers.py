@@ -2,10 +2,13 @@
 Qwen, and BPEs of pieces as Llama 2, Phi-3 and newer conversions of SentencePiece have them, trained on tests/text/alice.txt by the package `tokenizers`, and the ids that it gives for texts.
 
     python3 -m venv venv && venv/bin/pip install tokenizers==0.23.3
-    venv/bin/python tests/model/make_tokenizers.py
+    venv/bin/python tests/model/make_tokenizers.py [NAME...]
+
+With names only these are made anew, and the others stay as they are.
 """
 import json
 import random
+import sys
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -151,6 +154,15 @@ def metaspace(scheme):
     return json.loads(tokenizer.to_str())
 
 
+def gemma():
+    """Spaces become marks, so that there is none to split at."""
+    tokenizer = pieces(550, [AddedToken("\n\n", normalized=False, special=False), AddedToken("<start_of_turn>", normalized=False)])
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return json.loads(tokenizer.to_str())
+
+
 def texts():
     yield from [
         "<s>a</s> b</s><s> c", "<|user|>\nHi <|end|>  \n <|assistant|>\u3000x <|left|>y  <|left|> z", " <s> </s>", "\u2581a \u2581",
@@ -225,10 +237,12 @@ def main():
     OUT.mkdir(exist_ok=True)
     made = {"gpt2": gpt2(), "llama3": llama3(), "qwen": qwen(), "llama2": llama2(), "phi3": phi3(),
             "metaspace_first": metaspace("first"), "metaspace_always": metaspace("always"),
-            "metaspace_never": metaspace("never")}
-    golden = {}
+            "metaspace_never": metaspace("never"), "gemma": gemma()}
+    golden = json.loads((OUT / "golden.json").read_text(encoding="utf-8")) if len(sys.argv) > 1 else {}
     chance = random.Random(3)
     for name, content in made.items():
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
         path = OUT / f"{name}.json"
         path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
         tokenizer = Tokenizer.from_file(str(path))

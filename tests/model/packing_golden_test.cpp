@@ -86,7 +86,8 @@ TEST_P(PackingGolden, EachDocumentHasTheLossesThatItHasAlone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PackingGolden,
-                         ::testing::Values("llama", "mistral", "qwen2_window", "qwen3", "gpt2"),
+                         ::testing::Values("llama", "mistral", "qwen2_window", "qwen3", "gpt2",
+                                           "gemma2", "gemma3"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

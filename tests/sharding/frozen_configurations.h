@@ -333,6 +333,17 @@ class FrozenList {
       }
     }
     add_optimizer("lion");
+    for (const GptFamily family : {GptFamily::kGemma2, GptFamily::kGemma3}) {
+      for (const char* const strategy : {"zero2", "full_shard"}) {
+        SmallRun run{.ranks = 3, .strategy = strategy, .dropout = 0.1F};
+        run.micro_steps = turn(2) + 1;
+        run.policy = next_policy();
+        run.policy.recompute = turn(2) == 0 ? Recompute::kSelective : Recompute::kNone;
+        run.dtype = turn(3) == 0 ? DType::kBFloat16 : DType::kFloat32;
+        run.family = family;
+        add(run);
+      }
+    }
   }
 
   void add_optimizer(const char* name) {

@@ -138,12 +138,20 @@ inline GptConfig small_gpt(float dropout = 0.0F, GptFamily family = GptFamily::k
                    .tie_embedding = true};
   if (family == GptFamily::kGpt2) return config;
   config.family = family;
-  config.tie_embedding = family == GptFamily::kQwen2;
+  const bool gemma = family == GptFamily::kGemma2 || family == GptFamily::kGemma3;
+  config.tie_embedding = family == GptFamily::kQwen2 || gemma;
   config.heads = 6;
   config.kv_heads = 3;
   config.head_width = 10;
   config.mlp_width = 17;
-  config.window = family == GptFamily::kMistral ? 4 : 0;
+  config.window = family == GptFamily::kMistral || gemma ? 4 : 0;
+  config.window_period = gemma ? 2 : 0;
+  if (family == GptFamily::kGemma2) {
+    config.attention_cap = 2.0;
+    config.logit_cap = 3.0;
+  } else if (family == GptFamily::kGemma3) {
+    config.window_rotary = RotaryConfig{.base = 100.0};
+  }
   config.rotary.share = family == GptFamily::kPhi3 ? 0.6 : 1.0;
   return config;
 }

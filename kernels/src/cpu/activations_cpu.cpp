@@ -4,60 +4,20 @@
 #include <hwy/foreach_target.h>
 
 #include "cpu/simd.h"
+#include "cpu/smooth_activations.h"
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
 #include "elementwise_arguments.h"
 
-// GELU, SiLU and ReLU. Each is a function of one element and its backward, of what forward has
-// saved and of dy; forward_range and backward_range apply them.
-// Traffic: forward reads x and writes y, backward reads what was saved and dy and writes dx.
+// GELU and SiLU (smooth_activations.h), ReLU, and a soft cap. Each of the first three is a function
+// of one element and its backward, of what forward has saved and of dy; forward_range and
+// backward_range apply them. Traffic: forward reads x and writes y, backward reads what was saved
+// and dy and writes dx.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
-
-/// The tanh form. With u = sqrt(2/pi) (x + 0.044715 x^3), 0.5 (1 + tanh(u)) is the logistic
-/// function s of 2u, so that y = x s without the cancellation of 1 + tanh(u) for negative x, and
-///   dy/dx = s + x s (1 - s) 2u',  2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
-struct Gelu {
-  static constexpr float kTwoRootTwoOverPi = 1.59576912F;  // 2 sqrt(2/pi)
-  static constexpr float kCubic = 0.044715F;
-
-  /// exp(-2u): s = 1 / (1 + e) and 1 - s = e / (1 + e).
-  static HWY_INLINE FloatVec exp_minus_2u(FloatVec x, FloatVec x2) {
-    const auto factor =
-        hn::MulAdd(x2, splat(-kTwoRootTwoOverPi * kCubic), splat(-kTwoRootTwoOverPi));
-    return exp(hn::Mul(x, factor));
-  }
-  static HWY_INLINE FloatVec forward(FloatVec x) {
-    const auto e = exp_minus_2u(x, hn::Mul(x, x));
-    return hn::Mul(x, reciprocal(hn::Add(splat(1.0F), e)));
-  }
-  static HWY_INLINE FloatVec backward(FloatVec x, FloatVec dy) {
-    const auto x2 = hn::Mul(x, x);
-    const auto e = exp_minus_2u(x, x2);
-    const auto s = reciprocal(hn::Add(splat(1.0F), e));
-    const auto slope =
-        hn::MulAdd(x2, splat(3.0F * kTwoRootTwoOverPi * kCubic), splat(kTwoRootTwoOverPi));
-    // s (1 - s) = s (s e); e is at most 2.4e38 where s is no less than 4e-39.
-    const auto bell = hn::Mul(s, hn::Mul(s, e));
-    return hn::Mul(dy, hn::MulAdd(hn::Mul(x, slope), bell, s));
-  }
-};
-
-/// With the logistic function s(x) = 1 / (1 + exp(-x)), y = x s and dy/dx = s + x s (1 - s).
-struct Silu {
-  static HWY_INLINE FloatVec forward(FloatVec x) {
-    return hn::Mul(x, reciprocal(hn::Add(splat(1.0F), exp(hn::Neg(x)))));
-  }
-  static HWY_INLINE FloatVec backward(FloatVec x, FloatVec dy) {
-    const auto e = exp(hn::Neg(x));
-    const auto s = reciprocal(hn::Add(splat(1.0F), e));
-    // s (1 - s) = s (s e), as for GELU.
-    return hn::Mul(dy, hn::MulAdd(x, hn::Mul(s, hn::Mul(s, e)), s));
-  }
-};
 
 /// y = max(x, 0), dx = dy where y > 0. What is compared is "not above 0", so NaN passes.
 struct Relu {
@@ -66,6 +26,21 @@ struct Relu {
   }
   static HWY_INLINE FloatVec forward(FloatVec x) { return backward(x, x); }
 };
+
+template <typename T>
+void soft_cap_range_typed(const SoftCapArgs& args, std::int64_t begin, std::int64_t end) {
+  const SoftCap capped(args.cap);
+  const T* const from = args.x.as<T>() + begin;
+  T* const to = args.y.as<T>() + begin;
+  for_each_vector(end - begin, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    store_n(capped(load_n(from + i, count)), to + i, count);
+  });
+}
+
+void soft_cap_range(const SoftCapArgs& args, std::int64_t begin, std::int64_t end) {
+  with_float_type(args.x.dtype,
+                  [&]<typename T>(T) HWY_ATTR { soft_cap_range_typed<T>(args, begin, end); });
+}
 
 template <typename Function, typename T>
 void forward_range(const TensorView& x, const TensorView& y, std::int64_t begin, std::int64_t end) {
@@ -124,12 +99,14 @@ HWY_EXPORT(silu_forward_range);
 HWY_EXPORT(silu_backward_range);
 HWY_EXPORT(relu_forward_range);
 HWY_EXPORT(relu_backward_range);
+HWY_EXPORT(soft_cap_range);
+
+/// Elements per chunk: 16 Ki of GELU take some 10 us, well above the cost of waking a thread; a
+/// multiple of every vector length, so that the split changes no bit.
+constexpr std::int64_t kGrain = 16384;
 
 template <typename Range, typename... Views>
 void run(const Range& range, const TensorView& first, const Views&... others) {
-  // Elements per chunk: 16 Ki of GELU take some 10 us, well above the cost of waking a thread; a
-  // multiple of every vector length, so that the split changes no bit.
-  constexpr std::int64_t kGrain = 16384;
   parallel_for(first.numel(), kGrain,
                [&](std::int64_t begin, std::int64_t end) { range(first, others..., begin, end); });
 }
@@ -164,6 +141,13 @@ void relu_forward(const ReluForwardArgs& args, Stream&) {
 void relu_backward(const ReluBackwardArgs& args, Stream&) {
   check_arguments(args);
   run(HWY_DYNAMIC_DISPATCH(relu_backward_range), args.y, args.dy, args.dx);
+}
+
+void soft_cap(const SoftCapArgs& args, Stream&) {
+  check_arguments(args);
+  parallel_for(args.x.numel(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    HWY_DYNAMIC_DISPATCH(soft_cap_range)(args, begin, end);
+  });
 }
 
 }  // namespace tessera::cpu

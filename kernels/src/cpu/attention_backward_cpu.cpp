@@ -14,6 +14,7 @@
 // One head's gradients (Dao et al. 2022, recomputing p from lse). With z = scale q k^T:
 //   p = exp(z - lse),  delta = rowsum(do * out),  ds = scale p (do v^T - delta)
 //   dv = p^T do,  dk = ds^T q,  dq = ds k
+// With a soft cap, z = cap t of t = tanh(scale q k^T / cap), and ds has the factor 1 - t^2, too.
 // Blocks of scores are held transposed, a row per key: then lse and delta of the queries run along
 // the vectors, and two of the three products after the softmax need no transposition.
 //
@@ -47,10 +48,11 @@ void row_dots(const TensorView& a, const TensorView& b, std::int64_t offset, std
 
 /// Turns k q^T and v do^T into p^T and ds^T, rounded to T. `lse` and `delta` begin at the block's
 /// first query.
-template <typename T>
+template <bool kCapped, typename T>
 void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& block,
                             const float* lse, const float* delta, T* p, T* ds) {
   const auto scale = splat(block.scale);
+  const auto inner = splat(kCapped ? block.scale / block.soft_cap : 0.0F);
   for (std::int64_t c = 0; c < block.keys; ++c) {
     const std::int64_t row = c * scratch.score_stride;
     const std::int64_t hidden =
@@ -67,9 +69,16 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
     clear(ds + row + seen_until, block.queries - seen_until);
     for_each_vector(seen_until - hidden, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
       const std::int64_t r = hidden + i;
-      const auto z = hn::Mul(load_n(scratch.scores + row + r, count), scale);
+      auto z = load_n(scratch.scores + row + r, count);
+      auto dp = hn::Sub(load_n(scratch.d_scores + row + r, count), load_n(delta + r, count));
+      if constexpr (kCapped) {
+        const auto t = tanh(hn::Mul(z, inner));
+        z = hn::Mul(t, splat(block.soft_cap));
+        dp = hn::Mul(dp, hn::NegMulAdd(t, t, splat(1.0F)));
+      } else {
+        z = hn::Mul(z, scale);
+      }
       const auto e = exp(hn::Sub(z, load_n(lse + r, count)));
-      const auto dp = hn::Sub(load_n(scratch.d_scores + row + r, count), load_n(delta + r, count));
       store_n(e, p + row + r, count);
       store_n(hn::Mul(hn::Mul(e, scale), dp), ds + row + r, count);
     });
@@ -78,12 +87,16 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
 
 void softmax_gradient(const BackwardScratch& scratch, const ScoreBlock& block, const float* lse,
                       const float* delta, DType dtype) {
-  if (scratch.rounded == nullptr) {
-    return softmax_gradient_typed(scratch, block, lse, delta, scratch.scores, scratch.d_scores);
-  }
+  const auto run = [&]<typename T>(T* p, T* ds) HWY_ATTR {
+    if (block.soft_cap != 0.0F) {
+      softmax_gradient_typed<true>(scratch, block, lse, delta, p, ds);
+    } else {
+      softmax_gradient_typed<false>(scratch, block, lse, delta, p, ds);
+    }
+  };
+  if (scratch.rounded == nullptr) return run(scratch.scores, scratch.d_scores);
   with_float_type(dtype, [&]<typename T>(T) HWY_ATTR {
-    softmax_gradient_typed(scratch, block, lse, delta, static_cast<T*>(scratch.rounded),
-                           static_cast<T*>(scratch.d_rounded));
+    run(static_cast<T*>(scratch.rounded), static_cast<T*>(scratch.d_rounded));
   });
 }
 
@@ -128,7 +141,7 @@ class BackwardHead {
         h_(h),
         dtype_(args.qkv.dtype),
         scratch_(memory, shape.length, shape.head_dim, dtype_),
-        block_(shape.head_dim, shape.window) {
+        block_(shape.head_dim, shape.window, shape.scores) {
     block_.causal = shape.causal;
     if (shape.starts == nullptr) return;
     ends_.resize(static_cast<std::size_t>(shape.length));

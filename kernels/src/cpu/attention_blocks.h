@@ -1,11 +1,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "tessera/core/dtype.h"
+#include "tessera/kernels/kernel_table.h"
 
 // How attention cuts its work and its scratch memory, shared by the kernels and
 // attention_workspace_bytes.
@@ -44,8 +44,11 @@ class Carver {
 
 /// One block of scores and where it stands.
 struct ScoreBlock {
-  ScoreBlock(std::int64_t dim, std::int64_t attention_window)
-      : window(attention_window), head_dim(dim), scale(1.0F / std::sqrt(static_cast<float>(dim))) {}
+  ScoreBlock(std::int64_t dim, std::int64_t attention_window, const AttentionScores& scores)
+      : window(attention_window),
+        head_dim(dim),
+        scale(scores.scale_of(dim)),
+        soft_cap(scores.soft_cap) {}
 
   std::int64_t queries = 0, keys = 0;
   std::int64_t window;  ///< and of those the last `window`
@@ -57,7 +60,8 @@ struct ScoreBlock {
   /// The last key that query r sees.
   std::int64_t last_key(std::int64_t r) const { return causal ? diagonal + r : keys - 1; }
   std::int64_t head_dim;
-  float scale;        ///< 1 / sqrt(D)
+  float scale;        ///< of q k^T
+  float soft_cap;     ///< 0: none
   bool first = true;  ///< nothing has been accumulated before this block
   /// Of documents: the position where that of query r begins, and the block's first key.
   const std::int32_t* starts = nullptr;

@@ -39,7 +39,7 @@ void run_tasks(std::int64_t tasks, const TensorView& workspace, std::int64_t scr
 void attention_forward(const AttentionForwardArgs& args, Stream&) {
   check_attention(args);
   check_start_values("attention", args.starts);
-  const AttentionShape shape(args.qkv, args.window, args.starts, args.causal);
+  const AttentionShape shape(args.qkv, args.window, args.starts, args.causal, args.scores);
   if (args.qkv.numel() == 0) return;
   const std::int64_t heads = shape.batch * shape.heads;
   const std::int64_t blocks = shape.query_blocks();
@@ -57,7 +57,7 @@ void attention_forward(const AttentionForwardArgs& args, Stream&) {
 void attention_backward(const AttentionBackwardArgs& args, Stream&) {
   check_attention(args);
   check_start_values("attention", args.starts);
-  const AttentionShape shape(args.qkv, args.window, args.starts, args.causal);
+  const AttentionShape shape(args.qkv, args.window, args.starts, args.causal, args.scores);
   if (args.qkv.numel() == 0) return;
   run_tasks(shape.batch * shape.heads, args.workspace,
             attention_scratch_bytes(shape.length, shape.head_dim, args.qkv.dtype),

@@ -14,13 +14,15 @@ namespace tessera::cpu {
 /// Sizes of qkv (B, L, 3, H, D) and where the parts of head h of batch b begin.
 struct AttentionShape {
   AttentionShape(const TensorView& qkv, std::int64_t attention_window,
-                 const TensorView& document_starts, bool is_causal)
+                 const TensorView& document_starts, bool is_causal,
+                 const AttentionScores& attention_scores)
       : batch(qkv.shape[0]),
         length(qkv.shape[1]),
         heads(qkv.shape[3]),
         head_dim(qkv.shape[4]),
         window(attention_window == 0 ? length : std::min(attention_window, length)),
         causal(is_causal),
+        scores{attention_scores.scale_of(head_dim), attention_scores.soft_cap},
         starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
 
   /// Behind the last key that queries before `queries_end` see.
@@ -54,8 +56,9 @@ struct AttentionShape {
   }
 
   std::int64_t batch, length, heads, head_dim;
-  std::int64_t window;         ///< positions that a query sees, itself included
-  bool causal;                 ///< else a query sees all keys
+  std::int64_t window;  ///< positions that a query sees, itself included
+  bool causal;          ///< else a query sees all keys
+  AttentionScores scores;
   const std::int32_t* starts;  ///< (B, L): of documents; null: one in each sequence
 };
 

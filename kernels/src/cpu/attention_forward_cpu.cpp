@@ -13,7 +13,7 @@
 
 // One block of queries against all blocks of keys that it sees, left to right, with the softmax
 // computed as the keys arrive (Milakov and Gimelshein 2018; Dao et al. 2022). With z = scale q k^T,
-// per row:
+// or cap * tanh(scale q k^T / cap), per row:
 //   m' = max(m, max z),  p = exp(z - m'),  l' = l exp(m - m') + sum p,  o' = o exp(m - m') + p v
 // and at the end out = o / l, lse = m + log l.
 
@@ -56,6 +56,15 @@ HWY_INLINE float exponentiate_row(const float* z, T* p, VisibleKeys visible, std
   return sum_lanes(sum);
 }
 
+/// z becomes cap * tanh(scale z / cap) where visible.
+HWY_INLINE void cap_row(float* z, VisibleKeys visible, float scale, float cap) {
+  const auto inner = splat(scale / cap), outer = splat(cap);
+  z += visible.begin;
+  for_each_vector(visible.end - visible.begin, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
+    store_n(hn::Mul(tanh(hn::Mul(load_n(z + j, count), inner)), outer), z + j, count);
+  });
+}
+
 HWY_INLINE float row_maximum(const float* z, VisibleKeys visible) {
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   auto maximum = splat(kNone);
@@ -69,7 +78,7 @@ HWY_INLINE float row_maximum(const float* z, VisibleKeys visible) {
 template <typename T>
 void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) {
   for (std::int64_t r = 0; r < block.queries; ++r) {
-    const float* z = scratch.scores + r * scratch.score_stride;
+    float* z = scratch.scores + r * scratch.score_stride;
     const std::int64_t end = std::min(block.keys, block.last_key(r) + 1);
     // Of the first blocks a late query may see nothing, for its window or its document begins
     // later: its maximum is then -inf, its sum 0.
@@ -80,10 +89,13 @@ void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) 
             ? std::clamp<std::int64_t>(std::max(start, end_of_window - block.window), 0, end)
             : 0,
         end};
-    const float local = block.scale * row_maximum(z, visible);
+    const bool capped = block.soft_cap != 0.0F;
+    if (capped) cap_row(z, visible, block.scale, block.soft_cap);
+    const float scale = capped ? 1.0F : block.scale;
+    const float local = scale * row_maximum(z, visible);
     const float maximum = block.first ? local : std::max(scratch.maxima[r], local);
     const float sum = exponentiate_row(z, probabilities<T>(scratch) + r * scratch.score_stride,
-                                       visible, block.keys, block.scale, maximum);
+                                       visible, block.keys, scale, maximum);
     if (block.first) {
       scratch.sums[r] = sum;
     } else {
@@ -185,7 +197,7 @@ void attention_forward_block(const AttentionForwardArgs& args, const AttentionSh
     return {args.qkv.data + element * static_cast<std::int64_t>(size_of(dtype)), shape.qkv_stride(),
             false};
   };
-  ScoreBlock scores(shape.head_dim, shape.window);
+  ScoreBlock scores(shape.head_dim, shape.window, shape.scores);
   scores.queries = queries;
   const std::int64_t first = shape.first_key(b, q0);
   if (shape.starts != nullptr) scores.starts = shape.starts + b * shape.length + q0;

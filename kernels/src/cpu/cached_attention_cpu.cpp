@@ -15,7 +15,7 @@
 
 // Attention of a few queries over keys and values that are kept. A query of a head is a task of one
 // thread, which reads the keys and values that it sees once, kCachedKeys at a time, with the
-// softmax computed as they arrive (formulas in attention_forward_cpu.cpp):
+// softmax computed as they arrive (formulas, also of a soft cap, in attention_forward_cpu.cpp):
 //   m' = max(m, max z),  p = exp(z - m'),  l' = l exp(m - m') + sum p,  o' = o exp(m - m') + p v
 // Everything is fp32 until the output is rounded. Blocks of keys begin at the first that the query
 // sees; sums along a head run in as many lanes as a vector has. So a query's bits depend on its
@@ -58,6 +58,13 @@ HWY_INLINE void scale_row(float* x, float factor, std::int64_t width) {
   });
 }
 
+/// Scores become cap * tanh(score / cap).
+HWY_INLINE void cap_scores(float* scores, std::int64_t count, float cap) {
+  const SoftCap capped(cap);
+  for_each_vector(count, [&](std::int64_t i, std::int64_t n)
+                             HWY_ATTR { store_n(capped(load_n(scores + i, n)), scores + i, n); });
+}
+
 /// Scores become exp(score - maximum); returns their sum.
 HWY_INLINE float exponentiate(float* scores, std::int64_t count, float maximum) {
   auto sum = splat(0.0F);
@@ -79,7 +86,7 @@ void attend(const CachedAttentionArgs& args, const CachedAttentionSizes& s, std:
   const T* const keys = args.keys.as<T>() + kv_head * args.keys.strides[0];
   const T* const values = args.values.as<T>() + kv_head * args.values.strides[0];
   const std::int64_t end = s.position(row) + 1;
-  const float scale = 1.0F / std::sqrt(static_cast<float>(s.width));
+  const float scale = args.scores.scale_of(s.width);
   for_each_vector(s.width, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     store_n(hn::Mul(load_n(q + i, count), splat(scale)), scratch.query + i, count);
   });
@@ -87,9 +94,12 @@ void attend(const CachedAttentionArgs& args, const CachedAttentionSizes& s, std:
   float maximum = -std::numeric_limits<float>::infinity(), sum = 0.0F;
   for (std::int64_t k0 = std::max<std::int64_t>(0, end - s.window); k0 < end; k0 += kCachedKeys) {
     const std::int64_t count = std::min(kCachedKeys, end - k0);
-    float block_maximum = maximum;
     for (std::int64_t k = 0; k < count; ++k) {
       scratch.scores[k] = dot(scratch.query, keys + (k0 + k) * s.width, s.width);
+    }
+    if (args.scores.soft_cap != 0.0F) cap_scores(scratch.scores, count, args.scores.soft_cap);
+    float block_maximum = maximum;
+    for (std::int64_t k = 0; k < count; ++k) {
       block_maximum = std::max(block_maximum, scratch.scores[k]);
     }
     const float shrink = sum == 0.0F ? 0.0F : std::exp(maximum - block_maximum);

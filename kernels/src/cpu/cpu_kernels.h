@@ -17,6 +17,7 @@ void relu_forward(const ReluForwardArgs&, Stream&);
 void relu_backward(const ReluBackwardArgs&, Stream&);
 void swiglu_forward(const SwigluForwardArgs&, Stream&);
 void swiglu_backward(const SwigluBackwardArgs&, Stream&);
+void soft_cap(const SoftCapArgs&, Stream&);
 void scale_columns_forward(const ScaleColumnsForwardArgs&, Stream&);
 void scale_columns_backward(const ScaleColumnsBackwardArgs&, Stream&);
 void heads_forward(const HeadsForwardArgs&, Stream&);

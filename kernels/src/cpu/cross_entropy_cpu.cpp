@@ -22,6 +22,9 @@
 //
 // The sum runs over chunks of 2048 elements, in fp32 over 32 lanes (element j belongs to lane j mod
 // 32) which are then added as a tree, whatever the vector length; chunks are added in fp64.
+//
+// With a soft cap the softmax is that of y = cap * tanh(x / cap), which each pass computes anew,
+// and the gradient has the factor dy/dx = 1 - tanh(x / cap)^2.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -30,6 +33,28 @@ namespace {
 constexpr std::int64_t kSumLanes = 32;
 constexpr std::int64_t kSumChunk = 2048;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+/// Logits as they are.
+struct NoCap {
+  HWY_INLINE FloatVec operator()(FloatVec x) const { return x; }
+};
+
+/// The first `count` logits, others -inf.
+template <typename T, typename Cap>
+HWY_INLINE FloatVec load_logits(const T* x, std::int64_t count, const Cap& cap) {
+  if constexpr (std::is_same_v<Cap, NoCap>) {
+    return load_n(x, count, kMinusInfinity);
+  } else {
+    const auto mask = hn::FirstN(FloatTag(), static_cast<std::size_t>(count));
+    return hn::IfThenElse(mask, cap(load_n(x, count)), splat(kMinusInfinity));
+  }
+}
+
+/// One logit, by the same instructions as in a vector.
+template <typename Cap>
+HWY_INLINE float capped_logit(float x, const Cap& cap) {
+  return hn::GetLane(cap(splat(x)));
+}
 
 /// exp(x) for x <= 0, and 0 where that is below the normal range.
 HWY_INLINE FloatVec exp_or_zero(FloatVec x) {
@@ -53,23 +78,22 @@ HWY_INLINE float row_maximum(const T* x, std::int64_t n) {
 }
 
 /// Of up to kSumChunk elements. Writes the exponentials over x if kKeep.
-template <bool kKeep, typename T>
-HWY_INLINE float chunk_of_exponentials(T* x, std::int64_t n, FloatVec shift) {
+template <bool kKeep, typename T, typename Cap>
+HWY_INLINE float chunk_of_exponentials(T* x, std::int64_t n, FloatVec shift, const Cap& cap) {
   const FloatTag d;
   const std::int64_t lanes = float_lanes();
   HWY_ALIGN float sums[kSumLanes] = {};
   std::int64_t i = 0;
   for (; i + kSumLanes <= n; i += kSumLanes) {
     for (std::int64_t j = 0; j < kSumLanes; j += lanes) {
-      const auto e = exp_or_zero(hn::Sub(load(x + i + j), shift));
+      const auto e = exp_or_zero(hn::Sub(cap(load(x + i + j)), shift));
       if constexpr (kKeep) store(e, x + i + j);
       hn::Store(hn::Add(hn::Load(d, sums + j), e), d, sums + j);
     }
   }
   for (std::int64_t j = 0; i + j < n; j += lanes) {
     const std::int64_t count = HWY_MIN(lanes, n - i - j);
-    const auto v = load_n(x + i + j, count, kMinusInfinity);
-    const auto e = exp_or_zero(hn::Sub(v, shift));
+    const auto e = exp_or_zero(hn::Sub(load_logits(x + i + j, count, cap), shift));
     if constexpr (kKeep) store_n(e, x + i + j, count);
     hn::Store(hn::Add(hn::Load(d, sums + j), e), d, sums + j);
   }
@@ -79,24 +103,45 @@ HWY_INLINE float chunk_of_exponentials(T* x, std::int64_t n, FloatVec shift) {
   return sums[0];
 }
 
-template <bool kKeep, typename T>
-HWY_INLINE double sum_of_exponentials(T* x, std::int64_t n, float maximum) {
+template <bool kKeep, typename T, typename Cap>
+HWY_INLINE double sum_of_exponentials(T* x, std::int64_t n, float maximum, const Cap& cap) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < n; i += kSumChunk) {
     const auto chunk = HWY_MIN(kSumChunk, n - i);
-    sum += static_cast<double>(chunk_of_exponentials<kKeep>(x + i, chunk, splat(maximum)));
+    sum += static_cast<double>(chunk_of_exponentials<kKeep>(x + i, chunk, splat(maximum), cap));
   }
   return sum;
 }
 
 /// x becomes factor * exp(x - maximum), or factor * x if the exponentials were kept.
 template <bool kKept, typename T>
-HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float factor) {
+HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float factor,
+                                    const NoCap& /*cap*/) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     auto e = load_n(x + i, count);
     if constexpr (!kKept) e = exp_or_zero(hn::Sub(e, splat(maximum)));
     store_n(hn::Mul(e, splat(factor)), x + i, count);
   });
+}
+
+/// x becomes factor * exp(cap t - maximum) * (1 - t^2), t = tanh(x / cap).
+template <bool kKept, typename T>
+HWY_INLINE void scaled_exponentials(T* x, std::int64_t n, float maximum, float factor,
+                                    const SoftCap& cap) {
+  static_assert(!kKept);
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    const auto t = cap.tanh_of(load_n(x + i, count));
+    const auto e = exp_or_zero(hn::Sub(hn::Mul(t, splat(cap.cap)), splat(maximum)));
+    const auto slope = hn::NegMulAdd(t, t, splat(1.0F));
+    store_n(hn::Mul(hn::Mul(e, splat(factor)), slope), x + i, count);
+  });
+}
+
+/// The derivative at one logit.
+HWY_INLINE double slope_of(float /*x*/, const NoCap& /*cap*/) { return 1.0; }
+HWY_INLINE double slope_of(float x, const SoftCap& cap) {
+  const auto t = static_cast<double>(hn::GetLane(cap.tanh_of(splat(x))));
+  return 1.0 - t * t;
 }
 
 /// Whether the target's is the first of the largest logits.
@@ -111,32 +156,35 @@ struct Hits {
   std::int64_t correct = 0, counted = 0;
 };
 
-template <typename T>
+template <typename T, typename Cap>
 void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, float& loss,
-                       Hits& hits) {
+                       Hits& hits, const Cap& cap) {
   const std::int64_t n = args.vocab_size;
   if (target == args.ignore_index) {
     loss = 0.0F;
     if (args.gradient) std::fill(x, x + args.logits.shape[1], T(0.0F));
     return;
   }
-  const float maximum = row_maximum(x, n);
+  const float largest = row_maximum(x, n);  // a cap keeps the order
   if (args.hits) {
     ++hits.counted;
-    hits.correct += is_hit(x, target, maximum) ? 1 : 0;
+    hits.correct += is_hit(x, target, largest) ? 1 : 0;
   }
-  const double shifted = static_cast<double>(static_cast<float>(x[target]) - maximum);
+  const auto at_target = static_cast<float>(x[target]);
+  const float maximum = capped_logit(largest, cap);
+  const double shifted = static_cast<double>(capped_logit(at_target, cap) - maximum);
   // fp32 holds the exponentials themselves between the passes; 16 bits would round them twice.
-  constexpr bool kKeep = std::is_same_v<T, float>;
-  const double sum = kKeep && args.gradient ? sum_of_exponentials<kKeep>(x, n, maximum)
-                                            : sum_of_exponentials<false>(x, n, maximum);
+  // Of a cap the logits are needed once more.
+  constexpr bool kKeep = std::is_same_v<T, float> && std::is_same_v<Cap, NoCap>;
+  const double sum = kKeep && args.gradient ? sum_of_exponentials<kKeep>(x, n, maximum, cap)
+                                            : sum_of_exponentials<false>(x, n, maximum, cap);
   loss = static_cast<float>(std::log(sum) - shifted);
   if (!args.gradient) return;
   const double scale = args.scale ? static_cast<double>(*args.scale.as<float>()) : 1.0;
-  scaled_exponentials<kKeep>(x, n, maximum, static_cast<float>(scale / sum));
+  scaled_exponentials<kKeep>(x, n, maximum, static_cast<float>(scale / sum), cap);
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   const double p = std::exp(shifted) / sum;
-  x[target] = T(static_cast<float>((p - 1.0) * scale));
+  x[target] = T(static_cast<float>((p - 1.0) * scale * slope_of(at_target, cap)));
   std::fill(x + n, x + args.logits.shape[1], T(0.0F));
 }
 
@@ -147,7 +195,12 @@ void cross_entropy_range(const CrossEntropyArgs& args, std::int64_t begin, std::
   for (std::int64_t row = begin; row < end; ++row) {
     const std::int64_t offset = row * args.logits.strides[0];
     with_float_type(args.logits.dtype, [&]<typename T>(T) HWY_ATTR {
-      cross_entropy_row(args, args.logits.as<T>() + offset, targets[row], losses[row], hits);
+      T* const x = args.logits.as<T>() + offset;
+      if (args.soft_cap != 0.0F) {
+        cross_entropy_row(args, x, targets[row], losses[row], hits, SoftCap(args.soft_cap));
+      } else {
+        cross_entropy_row(args, x, targets[row], losses[row], hits, NoCap());
+      }
     });
   }
   if (!args.hits) return;

@@ -14,7 +14,8 @@
 #include "elementwise_arguments.h"
 #include "tessera/core/error.h"
 
-// Rows of two tables, added, or of one; backward adds gradients into the rows.
+// Rows of two tables, the first times a scale, added, or of one; backward adds gradients into the
+// rows.
 //
 // The backward of wte first sorts the B * L occurrences by token (stable, so that each token's stay
 // in order of (b, l)). A row of dwte is then summed in fp32 and written once: dx is read once, and
@@ -25,10 +26,19 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
+/// out = scale * a + b
 template <typename T>
-void add_rows_typed(const T* a, const T* b, T* out, std::int64_t n) {
+void add_rows_typed(const T* a, float scale, const T* b, T* out, std::int64_t n) {
   for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
-    store_n(hn::Add(load_n(a + i, count), load_n(b + i, count)), out + i, count);
+    store_n(hn::MulAdd(load_n(a + i, count), splat(scale), load_n(b + i, count)), out + i, count);
+  });
+}
+
+/// out = scale * a
+template <typename T>
+void scale_row_typed(const T* a, float scale, T* out, std::int64_t n) {
+  for_each_vector(n, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
+    store_n(hn::Mul(load_n(a + i, count), splat(scale)), out + i, count);
   });
 }
 
@@ -45,7 +55,9 @@ void embedding_forward_typed(const EmbeddingForwardArgs& args, std::int64_t begi
     T* const x = args.x.as<T>() + row * channels;
     if (args.wpe) {
       const std::int64_t position = row % length - (starts == nullptr ? 0 : starts[row]);
-      add_rows_typed(word, args.wpe.as<T>() + position * channels, x, channels);
+      add_rows_typed(word, args.scale, args.wpe.as<T>() + position * channels, x, channels);
+    } else if (args.scale != 1.0F) {
+      scale_row_typed(word, args.scale, x, channels);
     } else {
       std::copy_n(word, channels, x);
     }
@@ -58,29 +70,29 @@ void embedding_forward_range(const EmbeddingForwardArgs& args, std::int64_t begi
                   [&]<typename T>(T) HWY_ATTR { embedding_forward_typed<T>(args, begin, end); });
 }
 
-/// out [+]= dx[row 0] + dx[row 1] + ..., columns [begin, end) of `channels`.
+/// out [+]= scale * dx[row 0] + scale * dx[row 1] + ..., columns [begin, end) of `channels`.
 template <typename T, typename Out>
-void sum_rows_typed(const T* dx, const std::int64_t* rows, std::int64_t row_count,
+void sum_rows_typed(const T* dx, float scale, const std::int64_t* rows, std::int64_t row_count,
                     std::int64_t channels, Out* out, std::int64_t begin, std::int64_t end,
                     bool accumulate) {
   for_each_vector(end - begin, [&](std::int64_t k, std::int64_t count) HWY_ATTR {
     const std::int64_t column = begin + k;
     auto sum = accumulate ? load_n(out + column, count) : splat(0.0F);
     for (std::int64_t r = 0; r < row_count; ++r) {
-      sum = hn::Add(sum, load_n(dx + rows[r] * channels + column, count));
+      sum = hn::MulAdd(load_n(dx + rows[r] * channels + column, count), splat(scale), sum);
     }
     store_n(sum, out + column, count);
   });
 }
 
 /// `out` is one row of a table.
-void sum_rows(const TensorView& dx, const std::int64_t* rows, std::int64_t row_count,
+void sum_rows(const TensorView& dx, float scale, const std::int64_t* rows, std::int64_t row_count,
               std::int64_t channels, const TensorView& table, std::int64_t table_row,
               std::int64_t begin, std::int64_t end, bool accumulate) {
   with_float_type(table.dtype, [&]<typename Out>(Out) HWY_ATTR {
     Out* const out = table.as<Out>() + table_row * channels;
     with_float_type(dx.dtype, [&]<typename T>(T) HWY_ATTR {
-      sum_rows_typed(dx.as<T>(), rows, row_count, channels, out, begin, end, accumulate);
+      sum_rows_typed(dx.as<T>(), scale, rows, row_count, channels, out, begin, end, accumulate);
     });
   });
 }
@@ -155,8 +167,8 @@ void backward_wte(const EmbeddingBackwardArgs& args) {
       const std::int64_t token = tokens[rows[position]];
       if (start[token] != position) continue;
       HWY_DYNAMIC_DISPATCH(sum_rows)
-      (args.dx, rows + position, start[token + 1] - position, channels, args.dwte, token, column,
-       std::min(channels, column + kColumnTile), args.accumulate_wte);
+      (args.dx, args.scale, rows + position, start[token + 1] - position, channels, args.dwte,
+       token, column, std::min(channels, column + kColumnTile), args.accumulate_wte);
     }
   });
 }
@@ -172,8 +184,9 @@ void backward_wpe_of_documents(const EmbeddingBackwardArgs& args) {
     for (std::int64_t l = begin; l < end; ++l) {
       const auto at = static_cast<std::size_t>(l);
       HWY_DYNAMIC_DISPATCH(sum_rows)
-      (args.dx, sorted.rows.data() + sorted.start[at], sorted.start[at + 1] - sorted.start[at],
-       channels, args.dwpe, l, 0, channels, args.accumulate_wpe);
+      (args.dx, 1.0F, sorted.rows.data() + sorted.start[at],
+       sorted.start[at + 1] - sorted.start[at], channels, args.dwpe, l, 0, channels,
+       args.accumulate_wpe);
     }
   });
 }
@@ -192,7 +205,7 @@ void backward_wpe(const EmbeddingBackwardArgs& args) {
       }
       for (std::int64_t b = 0; b < batch; ++b) rows[static_cast<std::size_t>(b)] = b * length + l;
       HWY_DYNAMIC_DISPATCH(sum_rows)
-      (args.dx, rows.data(), batch, channels, args.dwpe, l, 0, channels, args.accumulate_wpe);
+      (args.dx, 1.0F, rows.data(), batch, channels, args.dwpe, l, 0, channels, args.accumulate_wpe);
     }
   });
 }

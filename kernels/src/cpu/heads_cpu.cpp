@@ -17,8 +17,9 @@
 // copies of keys and values for each query that they serve.
 //
 // A token's angles are computed once for all of its heads. A head is a row of D fp32 numbers in L1:
-//   h = x rstd gamma [without norms h = x],  rstd = 1 / sqrt(sum(x^2) / D + epsilon)
-//   y_i = c_i h_i - s_i h_j,  y_j = c_i h_j + s_i h_i   for i < R/2, j = i + R/2
+//   h = x rstd gamma [without norms h = x; gamma is what is stored + gamma_offset],  rstd = 1 /
+//   sqrt(sum(x^2) / D + epsilon) y_i = c_i h_i - s_i h_j,  y_j = c_i h_j + s_i h_i   for i < R/2, j
+//   = i + R/2
 // and backward, with dy the sum of the copies' gradients in order,
 //   dh_i = c_i dy_i + s_i dy_j,  dh_j = c_i dy_j - s_i dy_i,  g = dh gamma,  n = x rstd,
 //   dx = rstd (g - n sum(g n) / D),  dgamma = sum dh n over tokens and heads
@@ -70,14 +71,22 @@ HWY_INLINE float rstd_of(const T* x, std::int64_t width, float epsilon) {
   return 1.0F / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + epsilon);
 }
 
+/// Of both passes: what the norms are.
+struct NormOptions {
+  float epsilon, gamma_offset;
+};
+
 /// The row as it is, or normalised where there is a gamma.
 template <typename T>
-HWY_INLINE void load_head(const T* x, const T* gamma, std::int64_t width, float epsilon,
+HWY_INLINE void load_head(const T* x, const T* gamma, std::int64_t width, NormOptions norm,
                           HeadRow& row) {
-  const auto rstd = splat(gamma == nullptr ? 1.0F : rstd_of(x, width, epsilon));
+  const auto rstd = splat(gamma == nullptr ? 1.0F : rstd_of(x, width, norm.epsilon));
+  const auto offset = splat(norm.gamma_offset);
   for_each_vector(width, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     auto value = load_n(x + i, count);
-    if (gamma != nullptr) value = hn::Mul(hn::Mul(value, rstd), load_n(gamma + i, count));
+    if (gamma != nullptr) {
+      value = hn::Mul(hn::Mul(value, rstd), hn::Add(load_n(gamma + i, count), offset));
+    }
     store_n(value, row.v + i, count);
   });
 }
@@ -103,6 +112,7 @@ void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std:
                          std::int64_t end) {
   const T* const q_gamma = gamma_of<T>(args.q_gamma);
   const T* const k_gamma = gamma_of<T>(args.k_gamma);
+  const NormOptions norm{args.epsilon, args.gamma_offset};
   Rotation rotation;
   HeadRow head;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -111,13 +121,13 @@ void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std:
     const T* x = args.packed.as<T>() + row * s.packed_heads() * s.width;
     T* y = args.qkv.as<T>() + row * 3 * s.heads * s.width;
     for (std::int64_t h = 0; h < s.heads; ++h, x += s.width, y += s.width) {
-      load_head(x, q_gamma, s.width, args.epsilon, head);
+      load_head(x, q_gamma, s.width, norm, head);
       rotation.turn(head, s.angles, false);
       store_head(head, s.width, y);
     }
     for (std::int64_t h = 0; h < 2 * s.kv_heads; ++h, x += s.width) {
       const bool is_key = h < s.kv_heads;
-      load_head(x, is_key ? k_gamma : nullptr, s.width, args.epsilon, head);
+      load_head(x, is_key ? k_gamma : nullptr, s.width, norm, head);
       if (is_key) rotation.turn(head, s.angles, false);
       for (std::int64_t g = 0; g < s.group(); ++g, y += s.width) store_head(head, s.width, y);
     }
@@ -126,20 +136,20 @@ void heads_forward_typed(const HeadsForwardArgs& args, const HeadsSizes& s, std:
 
 /// dx of a head whose `dh` is given; adds the head's part to dgamma.
 template <typename T>
-HWY_INLINE void norm_backward(const T* x, const T* gamma, std::int64_t width, float epsilon,
+HWY_INLINE void norm_backward(const T* x, const T* gamma, std::int64_t width, NormOptions norm,
                               HeadRow& dh, float* dgamma) {
-  const auto rstd = splat(rstd_of(x, width, epsilon));
+  const auto rstd = splat(rstd_of(x, width, norm.epsilon)), offset = splat(norm.gamma_offset);
   auto sum = splat(0.0F);
   for_each_vector(width, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     const auto n = hn::Mul(load_n(x + i, count), rstd);
     const auto d = load_n(dh.v + i, count);
-    sum = hn::MulAdd(hn::Mul(d, load_n(gamma + i, count)), n, sum);
+    sum = hn::MulAdd(hn::Mul(d, hn::Add(load_n(gamma + i, count), offset)), n, sum);
     store_n(hn::MulAdd(d, n, load_n(dgamma + i, count)), dgamma + i, count);
   });
   const auto mean = splat(sum_lanes(sum) / static_cast<float>(width));
   for_each_vector(width, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     const auto n = hn::Mul(load_n(x + i, count), rstd);
-    const auto g = hn::Mul(load_n(dh.v + i, count), load_n(gamma + i, count));
+    const auto g = hn::Mul(load_n(dh.v + i, count), hn::Add(load_n(gamma + i, count), offset));
     store_n(hn::Mul(rstd, hn::NegMulAdd(n, mean, g)), dh.v + i, count);
   });
 }
@@ -162,6 +172,7 @@ void heads_backward_typed(const HeadsBackwardArgs& args, const HeadsSizes& s, st
   const T* const q_gamma = gamma_of<T>(args.q_gamma);
   const T* const k_gamma = gamma_of<T>(args.k_gamma);
   const T* const packed = q_gamma == nullptr ? nullptr : args.packed.as<T>();
+  const NormOptions norm{args.epsilon, args.gamma_offset};
   Rotation rotation;
   HeadRow head;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -177,7 +188,7 @@ void heads_backward_typed(const HeadsBackwardArgs& args, const HeadsSizes& s, st
       if (!is_value) {
         rotation.turn(head, s.angles, true);
         if (packed != nullptr) {
-          norm_backward(packed + at, is_query ? q_gamma : k_gamma, s.width, args.epsilon, head,
+          norm_backward(packed + at, is_query ? q_gamma : k_gamma, s.width, norm, head,
                         is_query ? dgamma : dgamma + s.width);
         }
       }

@@ -21,9 +21,9 @@
 //   cancellation),  y = (s - mean) rstd gamma + beta
 // Backward, h = (x - mean) rstd and g = dy gamma:
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
-// An RMS norm has no mean, mean(g) and beta: they count as 0.
-// The sums over rows are as row_blocks.h says. Sums along a row run in as many lanes as a
-// vector has: results depend on the instruction set, not on the thread count.
+// An RMS norm has no mean, mean(g) and beta: they count as 0. gamma is what is stored +
+// gamma_offset. The sums over rows are as row_blocks.h says. Sums along a row run in as many lanes
+// as a vector has: results depend on the instruction set, not on the thread count.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -81,16 +81,17 @@ HWY_INLINE float row_variance(const T* s, float mean, std::int64_t width) {
 /// `beta` is null in an RMS norm.
 template <typename T>
 HWY_INLINE Moments normalize_row(const ForwardRow<T>& row, const T* gamma, const T* beta,
-                                 std::int64_t width, float epsilon) {
+                                 std::int64_t width, const LayerNormForwardArgs& args) {
   const T* s = row.residual == nullptr ? row.x : row.sum;
   const bool centered = beta != nullptr;
   const float sum = centered || row.residual != nullptr ? row_sum(row, width) : 0.0F;
   const float mean = centered ? sum / static_cast<float>(width) : 0.0F;
-  const float rstd = 1.0F / std::sqrt(row_variance(s, mean, width) + epsilon);
+  const float rstd = 1.0F / std::sqrt(row_variance(s, mean, width) + args.epsilon);
+  const auto offset = splat(args.gamma_offset);
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     const auto h = hn::Mul(hn::Sub(load_n(s + j, count), splat(mean)), splat(rstd));
     const auto shift = centered ? load_n(beta + j, count) : splat(0.0F);
-    store_n(hn::MulAdd(h, load_n(gamma + j, count), shift), row.y + j, count);
+    store_n(hn::MulAdd(h, hn::Add(load_n(gamma + j, count), offset), shift), row.y + j, count);
   });
   return {mean, rstd};
 }
@@ -107,7 +108,7 @@ void forward_rows_typed(const LayerNormForwardArgs& args, std::int64_t begin, st
                     add ? args.sum.as<T>() : nullptr, args.y.as<T>()};
   row.advance(begin * width);
   for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
-    const Moments moments = normalize_row(row, gamma, beta, width, args.epsilon);
+    const Moments moments = normalize_row(row, gamma, beta, width, args);
     if (mean != nullptr) mean[i] = moments.mean;
     rstd[i] = moments.rstd;
   }
@@ -139,7 +140,8 @@ struct BackwardRow {
 /// `dbeta`.
 template <typename T>
 HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T* gamma,
-                             std::int64_t width, float* dgamma, float* dbeta) {
+                             float gamma_offset, std::int64_t width, float* dgamma, float* dbeta) {
+  const auto offset = splat(gamma_offset);
   const auto mean = splat(moments.mean);
   const auto rstd = splat(moments.rstd);
   auto sum_g = splat(0.0F);
@@ -147,7 +149,7 @@ HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     const auto h = hn::Mul(hn::Sub(load_n(row.x + j, count), mean), rstd);
     const auto dy = load_n(row.dy + j, count);
-    const auto g = hn::Mul(dy, load_n(gamma + j, count));
+    const auto g = hn::Mul(dy, hn::Add(load_n(gamma + j, count), offset));
     sum_g = hn::Add(sum_g, g);
     sum_gh = hn::MulAdd(g, h, sum_gh);
     store_n(hn::MulAdd(dy, h, load_n(dgamma + j, count)), dgamma + j, count);
@@ -158,7 +160,7 @@ HWY_INLINE void backward_row(const BackwardRow<T>& row, Moments moments, const T
   const T* d_residual = row.d_residual;
   for_each_vector(width, [&](std::int64_t j, std::int64_t count) HWY_ATTR {
     const auto h = hn::Mul(hn::Sub(load_n(row.x + j, count), mean), rstd);
-    const auto g = hn::Mul(load_n(row.dy + j, count), load_n(gamma + j, count));
+    const auto g = hn::Mul(load_n(row.dy + j, count), hn::Add(load_n(gamma + j, count), offset));
     const auto centered = hn::NegMulAdd(h, mean_gh, hn::Sub(g, mean_g));
     const auto added = d_residual == nullptr ? splat(0.0F) : load_n(d_residual + j, count);
     store_n(hn::MulAdd(rstd, centered, added), row.dx + j, count);
@@ -176,7 +178,8 @@ void backward_rows_typed(const LayerNormBackwardArgs& args, std::int64_t begin, 
   row.advance(begin * width);
   for (std::int64_t i = begin; i < end; ++i, row.advance(width)) {
     const Moments moments{mean == nullptr ? 0.0F : mean[i], rstd[i]};
-    backward_row(row, moments, gamma, width, dgamma, mean == nullptr ? nullptr : dbeta);
+    backward_row(row, moments, gamma, args.gamma_offset, width, dgamma,
+                 mean == nullptr ? nullptr : dbeta);
   }
 }
 

@@ -238,6 +238,38 @@ HWY_INLINE FloatVec reciprocal(FloatVec x) {
 #endif
 }
 
+/// tanh(x) within 4 ulp; NaN stays NaN. An odd polynomial over an even one, of x clamped to where
+/// fp32's tanh is 1: the coefficients of Eigen's generic_fast_tanh_float.
+HWY_INLINE FloatVec tanh(FloatVec x) {
+  // In this order of operands, NaN passes x86's minimum and maximum.
+  const auto c = hn::Min(splat(7.90531111F), hn::Max(splat(-7.90531111F), x));
+  const auto x2 = hn::Mul(c, c);
+  auto p = hn::MulAdd(x2, splat(-2.76076847742355e-16F), splat(2.00018790482477e-13F));
+  p = hn::MulAdd(x2, p, splat(-8.60467152213735e-11F));
+  p = hn::MulAdd(x2, p, splat(5.12229709037114e-08F));
+  p = hn::MulAdd(x2, p, splat(1.48572235717979e-05F));
+  p = hn::MulAdd(x2, p, splat(6.37261928875436e-04F));
+  p = hn::MulAdd(x2, p, splat(4.89352455891786e-03F));
+  auto q = hn::MulAdd(x2, splat(1.19825839466702e-06F), splat(1.18534705686654e-04F));
+  q = hn::MulAdd(x2, q, splat(2.26843463243900e-03F));
+  q = hn::MulAdd(x2, q, splat(4.89352518554385e-03F));
+  const auto result = hn::Div(hn::Mul(c, p), q);  // an estimate would have each target's own bits
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return result;
+#else
+  return hn::IfThenElse(hn::Eq(x, x), result, x);
+#endif
+}
+
+/// cap * tanh(x / cap), given 1 / cap.
+struct SoftCap {
+  explicit SoftCap(float soft_cap) : cap(soft_cap), inverse(1.0F / soft_cap) {}
+  float cap, inverse;
+
+  HWY_INLINE FloatVec tanh_of(FloatVec x) const { return tanh(hn::Mul(x, splat(inverse))); }
+  HWY_INLINE FloatVec operator()(FloatVec x) const { return hn::Mul(tanh_of(x), splat(cap)); }
+};
+
 }  // namespace tessera::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

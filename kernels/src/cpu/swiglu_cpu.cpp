@@ -4,34 +4,34 @@
 #include <hwy/foreach_target.h>
 
 #include "cpu/simd.h"
+#include "cpu/smooth_activations.h"
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
 #include "elementwise_arguments.h"
 
-// y = gate s(gate) up with the logistic function s; x is (rows, 2 F), gate before up in each row.
-// With e = exp(-gate), s = 1 / (1 + e) and silu' = s + gate s (s e), as in activations_cpu.cpp.
+// y = f(gate) up, f SiLU or GELU (smooth_activations.h); x is (rows, 2 F), gate before up in each
+// row. Backward: d gate = dy up f'(gate), d up = dy f(gate).
 // Traffic: forward reads x and writes y, backward reads x and dy and writes dx.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
-template <typename T>
+template <typename Function, typename T>
 void swiglu_forward_typed(const SwigluForwardArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t width = args.y.shape[1];
   for (std::int64_t row = begin; row < end; ++row) {
     const T* const gate = args.x.as<T>() + row * 2 * width;
     T* const y = args.y.as<T>() + row * width;
     for_each_vector(width, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
-      const auto g = load_n(gate + i, count);
-      const auto s = reciprocal(hn::Add(splat(1.0F), exp(hn::Neg(g))));
-      store_n(hn::Mul(hn::Mul(g, s), load_n(gate + width + i, count)), y + i, count);
+      const auto f = Function::forward(load_n(gate + i, count));
+      store_n(hn::Mul(f, load_n(gate + width + i, count)), y + i, count);
     });
   }
 }
 
-template <typename T>
+template <typename Function, typename T>
 void swiglu_backward_typed(const SwigluBackwardArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t width = args.dy.shape[1];
   for (std::int64_t row = begin; row < end; ++row) {
@@ -42,23 +42,30 @@ void swiglu_backward_typed(const SwigluBackwardArgs& args, std::int64_t begin, s
       const auto g = load_n(gate + i, count);
       const auto up = load_n(gate + width + i, count);
       const auto dy = load_n(gradient + i, count);
-      const auto e = exp(hn::Neg(g));
-      const auto s = reciprocal(hn::Add(splat(1.0F), e));
-      const auto slope = hn::MulAdd(g, hn::Mul(s, hn::Mul(s, e)), s);
-      store_n(hn::Mul(hn::Mul(dy, up), slope), to + i, count);
-      store_n(hn::Mul(dy, hn::Mul(g, s)), to + width + i, count);
+      store_n(Function::backward(g, hn::Mul(dy, up)), to + i, count);
+      store_n(hn::Mul(dy, Function::forward(g)), to + width + i, count);
     });
   }
 }
 
 void swiglu_forward_rows(const SwigluForwardArgs& args, std::int64_t begin, std::int64_t end) {
-  with_float_type(args.x.dtype,
-                  [&]<typename T>(T) HWY_ATTR { swiglu_forward_typed<T>(args, begin, end); });
+  with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
+    if (args.function == GateFunction::kSilu) {
+      swiglu_forward_typed<Silu, T>(args, begin, end);
+    } else {
+      swiglu_forward_typed<Gelu, T>(args, begin, end);
+    }
+  });
 }
 
 void swiglu_backward_rows(const SwigluBackwardArgs& args, std::int64_t begin, std::int64_t end) {
-  with_float_type(args.x.dtype,
-                  [&]<typename T>(T) HWY_ATTR { swiglu_backward_typed<T>(args, begin, end); });
+  with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
+    if (args.function == GateFunction::kSilu) {
+      swiglu_backward_typed<Silu, T>(args, begin, end);
+    } else {
+      swiglu_backward_typed<Gelu, T>(args, begin, end);
+    }
+  });
 }
 
 }  // namespace

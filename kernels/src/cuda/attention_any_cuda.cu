@@ -1,9 +1,10 @@
 #include "cuda/attention_cuda.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/score_cap_cuda.h"
 #include "simt.h"
 
-// Causal attention for what the tensor-core kernels do not take: fp32, head sizes that are no
-// multiple of 8 or above 128, unaligned views. The same formulas (attention_forward_cuda.cu,
+// Attention for what the tensor-core kernels do not take: fp32, head sizes that are no multiple of
+// 8 or above 256, unaligned views. The same formulas (attention_forward_cuda.cu,
 // attention_backward_cuda.cu) in fp32 on CUDA cores.
 //
 // A block of 16 x 16 threads works on 64 x 64 tiles of scores, 4 x 4 to a thread: rows 4 ty + i,
@@ -205,7 +206,7 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
-template <typename T>
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -217,6 +218,7 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
   float maximum[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
   float sum[4] = {};  // of this thread's keys
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.keys_end(first + kAnyTile);
   for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
        key += kAnyTile) {
@@ -225,6 +227,7 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
       const int query = first + 4 * ty() + i;
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
+        if constexpr (kCapped) cap.apply(s[i][j]);
         if (hides(layout.position(query), key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
       }
     }
@@ -247,7 +250,7 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
 }
 
 /// dk and dv of a tile of keys, from the transposed scores: a row per key.
-template <typename T>
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -261,6 +264,7 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
   clear(dk);
   clear(dv);
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.queries_end(min(first + kAnyTile, layout.length), documents);
   for (int query = layout.causal ? first : 0; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
@@ -270,8 +274,10 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
       const int seen = documents.seen(at, layout.window);
       for (int i = 0; i < 4; ++i) {
         const bool hidden = hides(layout.position(at), first + 4 * ty() + i, seen);
+        const float slope = kCapped ? cap.apply(p[i][j]) : 1.0F;
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
+        if constexpr (kCapped) ds[i][j] *= slope;
       }
     }
     put(p, shared);
@@ -285,7 +291,7 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
 }
 
 /// dq of a tile of queries.
-template <typename T>
+template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
   const AttentionLayout& layout = problem.layout;
@@ -299,6 +305,7 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
   Sums s, ds, dq;
   clear(dq);
   const Documents documents = layout.documents(place.batch);
+  const ScoreCap<T> cap(layout);
   const int end = layout.keys_end(first + kAnyTile);
   for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
        key += kAnyTile) {
@@ -309,8 +316,10 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
       const int seen = documents.seen(query, layout.window);
       for (int j = 0; j < 4; ++j) {
         const bool hidden = hides(layout.position(query), key + 4 * tx() + j, seen);
+        const float slope = kCapped ? cap.apply(s[i][j]) : 1.0F;
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);
+        if constexpr (kCapped) ds[i][j] *= slope;
       }
     }
     put(ds, shared);
@@ -330,23 +339,25 @@ void launch_any(void (*kernel)(AnyProblem<T>), const AnyProblem<T>& problem, Cud
 template <typename T>
 void forward(const AttentionForwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores);
   problem.qkv = device_data<const T>(args.qkv);
   problem.out = device_data<T>(args.out);
   problem.lse = args.lse.as<float>();
-  launch_any(forward_kernel<T>, problem, stream);
+  launch_any(problem.layout.soft_cap == 0.0F ? forward_kernel<false, T> : forward_kernel<true, T>,
+             problem, stream);
 }
 
 template <typename T>
 void backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   AnyProblem<T> problem{};
-  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal);
+  problem.layout = AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores);
   problem.qkv = device_data<const T>(args.qkv);
   problem.d_out = device_data<const T>(args.d_out);
   problem.d_qkv = device_data<T>(args.d_qkv);
   problem.statistics = row_statistics(args, stream);
-  launch_any(keys_kernel<T>, problem, stream);
-  launch_any(queries_kernel<T>, problem, stream);
+  const bool capped = problem.layout.soft_cap != 0.0F;
+  launch_any(capped ? keys_kernel<true, T> : keys_kernel<false, T>, problem, stream);
+  launch_any(capped ? queries_kernel<true, T> : queries_kernel<false, T>, problem, stream);
 }
 
 }  // namespace

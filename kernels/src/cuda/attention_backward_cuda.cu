@@ -3,8 +3,9 @@
 // Causal attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
 //   p = exp(z - lse),  delta = rowsum(d_out * out),  ds = p (d_out v^T - delta)
 //   dv = p^T d_out,  dk = scale ds^T q,  dq = scale ds k
+// With a soft cap z = cap t of t = tanh(scale q k^T / cap), and ds has the factor 1 - t^2, too.
 // qkv, d_qkv (B, L, 3, H, D), out, d_out (B, L, H, D) all in T, bf16 or fp16, D a multiple of 8 up
-// to 128.
+// to 256.
 //
 // Two kernels, so that every sum has one owner and one order, and no atomics:
 // - keys: a block holds a tile of keys and values and goes through the queries from the diagonal
@@ -12,7 +13,9 @@
 //   It works on the transposed scores, a row per key: then p^T and ds^T are left operands of the
 //   products that follow and stay in registers.
 // - queries: a block holds a tile of queries and d_out and goes through the keys to the diagonal.
-// That computes scores and d_out v^T twice: 7 products instead of 5. Tiles come in by cp.async in
+// That computes scores and d_out v^T twice: 7 products instead of 5. Of heads above 128 the sums of
+// dk and of dv do not fit the registers together: the first kernel runs once for each, with 2
+// products for dv and 3 for dk, 8 in all. Tiles come in by cp.async in
 // two stages. Products and sums are fp32; p and ds are rounded to T for the second products.
 
 namespace tessera::cuda {
@@ -27,8 +30,9 @@ struct BackwardProblem {
 };
 
 /// The sizes of a kernel: rows that a block owns, and how many of the others pass by at a time.
-/// Chosen so that 2 sums of D columns per owned row (keys) or one (queries), and two blocks of
-/// scores, fit in 255 registers.
+/// Chosen so that 2 sums of D columns per owned row (keys) or one (queries, and keys of D above
+/// 128), and two blocks of scores, fit in 255 registers, and two blocks of threads in shared
+/// memory.
 template <typename T_, int kDim_, int kRowBlocks_, int kStep_>
 struct BackwardSizes {
   using T = T_;
@@ -71,12 +75,13 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 
 /// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
 /// query `query`; lse2 and delta begin there.
-template <bool kMask, bool kCausal, int kM, int kStep>
+template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
                                     const AttentionLayout& layout, const Documents& documents,
                                     float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const ScoreCap<T> cap(layout);
 #pragma unroll
   for (int j = 0; j < kStep / 8; ++j) {
 #pragma unroll
@@ -90,17 +95,21 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
         for (int half = 0; half < 2; ++half) {
           float& p = s[i][j][2 * half + e];
           float& ds = dp[i][j][2 * half + e];
+          const float slope = kCapped ? cap.apply(p) : 1.0F;
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
           if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) p = 0.0F;
-          ds = p * (ds - d);
+          ds = kCapped ? p * (ds - d) * slope : p * (ds - d);
         }
       }
     }
   }
 }
 
-template <typename Sizes, bool kDocuments, bool kCausal>
+/// What a block of the first kernel sums up.
+enum class Sums { kKeys, kValues, kBoth };
+
+template <typename Sizes, Sums kSums, bool kDocuments, bool kCausal, bool kCapped>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     keys_kernel(BackwardProblem<typename Sizes::T> problem) {
   using T = typename Sizes::T;
@@ -145,40 +154,49 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     const bool after_all =
         warp_key + Sizes::kWarpRows - 1 <= first_place - documents.seen(query, layout.window);
     if (last_place < warp_key || after_all) continue;  // none sees this warp's keys
-    float s[kM][kStep / 8][4], dp[kM][kStep / 8][4];
+    float s[kM][kStep / 8][4], dp[kM][kStep / 8][4] = {};
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
-    multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
+    if constexpr (kSums != Sums::kValues) {
+      multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
+    }
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
     if (first_place < warp_key + Sizes::kWarpRows - 1 ||
         warp_key <= last_place - documents.seen(last_query, layout.window)) {
-      transposed_gradient<true, kCausal, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                                    layout, documents, c);
+      transposed_gradient<T, true, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
     } else {
-      transposed_gradient<false, kCausal, kM, kStep>(s, dp, lse2_here, delta_here, warp_key, query,
-                                                     layout, documents, c);
+      transposed_gradient<T, false, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
     }
-    add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
-    add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
+    if constexpr (kSums != Sums::kKeys) add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
+    if constexpr (kSums != Sums::kValues) add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
   }
   float factors[kM][2];
   const auto fill = [&](float value) {
 #pragma unroll
     for (int i = 0; i < kM; ++i) factors[i][0] = factors[i][1] = value;
   };
-  fill(layout.scale);
-  store_rows(dk, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 1), first_key);
-  fill(1.0F);
-  store_rows(dv, factors, tiles.own(1), warp_row, place.rows(layout, problem.d_qkv, 2), first_key);
+  if constexpr (kSums != Sums::kValues) {
+    fill(layout.scale);
+    store_rows(dk, factors, tiles.own(0), warp_row, place.rows(layout, problem.d_qkv, 1),
+               first_key);
+  }
+  if constexpr (kSums != Sums::kKeys) {
+    fill(1.0F);
+    store_rows(dv, factors, tiles.own(1), warp_row, place.rows(layout, problem.d_qkv, 2),
+               first_key);
+  }
 }
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
 /// key `key`.
-template <bool kMask, bool kCausal, int kM, int kStep>
+template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
                                int key, const AttentionLayout& layout, const Documents& documents,
                                float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const ScoreCap<T> cap(layout);
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -189,8 +207,11 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
       for (int j = 0; j < kStep / 8; ++j) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const float p = simt::exp2_approx(fmaf(s[i][j][e], c, -lse2[i][half]));
+          float product = s[i][j][e];
+          const float slope = kCapped ? cap.apply(product) : 1.0F;
+          const float p = simt::exp2_approx(fmaf(product, c, -lse2[i][half]));
           dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
+          if constexpr (kCapped) dp[i][j][e] *= slope;
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
           if (kMask && hides(layout.position<kCausal>(row), column, seen)) dp[i][j][e] = 0.0F;
         }
@@ -199,7 +220,7 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
   }
 }
 
-template <typename Sizes, bool kDocuments, bool kCausal>
+template <typename Sizes, bool kDocuments, bool kCausal, bool kCapped>
 __global__ void __launch_bounds__(kAttentionThreads, 2)
     queries_kernel(BackwardProblem<typename Sizes::T> problem) {
   using T = typename Sizes::T;
@@ -258,11 +279,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     if (key + kStep - 1 > first_place || key <= last_place - seen_last) {
-      score_gradient<true, kCausal, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout,
-                                               documents, c);
+      score_gradient<T, true, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
+                                                           layout, documents, c);
     } else {
-      score_gradient<false, kCausal, kM, kStep>(s, dp, lse2, delta, warp_query, key, layout,
-                                                documents, c);
+      score_gradient<T, false, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
+                                                            layout, documents, c);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -278,19 +299,35 @@ void launch_backward(void (*kernel)(BackwardProblem<typename Sizes::T>),
                Sizes::kSharedBytes, stream, problem);
 }
 
-template <typename KeysSizes, typename QueriesSizes, bool kDocuments, bool kCausal>
-void launch_two(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
-  launch_backward<KeysSizes>(keys_kernel<KeysSizes, kDocuments, kCausal>, problem, stream);
-  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes, kDocuments, kCausal>, problem, stream);
+template <typename KeysSizes, typename QueriesSizes, bool kDocuments, bool kCausal, bool kCapped>
+void launch_kernels(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
+  const auto launch_keys = [&]<Sums kSums>() {
+    launch_backward<KeysSizes>(keys_kernel<KeysSizes, kSums, kDocuments, kCausal, kCapped>, problem,
+                               stream);
+  };
+  if constexpr (KeysSizes::kDim <= 128) {
+    launch_keys.template operator()<Sums::kBoth>();
+  } else {
+    launch_keys.template operator()<Sums::kValues>();
+    launch_keys.template operator()<Sums::kKeys>();
+  }
+  launch_backward<QueriesSizes>(queries_kernel<QueriesSizes, kDocuments, kCausal, kCapped>, problem,
+                                stream);
 }
 
+/// Of a soft cap there is one kernel of each kind, with or without documents.
 template <typename KeysSizes, typename QueriesSizes>
-void launch_both(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
-  if (!problem.layout.causal)
-    return launch_two<KeysSizes, QueriesSizes, false, false>(problem, stream);
-  problem.layout.starts == nullptr
-      ? launch_two<KeysSizes, QueriesSizes, false, true>(problem, stream)
-      : launch_two<KeysSizes, QueriesSizes, true, true>(problem, stream);
+void launch_all(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
+  const AttentionLayout& layout = problem.layout;
+  if (layout.soft_cap != 0.0F) {
+    launch_kernels<KeysSizes, QueriesSizes, true, true, true>(problem, stream);
+  } else if (!layout.causal) {
+    launch_kernels<KeysSizes, QueriesSizes, false, false, false>(problem, stream);
+  } else if (layout.starts == nullptr) {
+    launch_kernels<KeysSizes, QueriesSizes, false, true, false>(problem, stream);
+  } else {
+    launch_kernels<KeysSizes, QueriesSizes, true, true, false>(problem, stream);
+  }
 }
 
 }  // namespace
@@ -298,15 +335,18 @@ void launch_both(const BackwardProblem<typename KeysSizes::T>& problem, cudaStre
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
     const BackwardProblem<T> problem{
-        AttentionLayout(args.qkv, args.window, args.starts, args.causal),
+        AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores),
         device_data<const T>(args.d_out), device_data<const T>(args.qkv),
         device_data<T>(args.d_qkv), row_statistics(args, stream)};
     if (problem.layout.head_dim <= 64) {
       using Sizes = BackwardSizes<T, 64, 2, 32>;
-      launch_both<Sizes, Sizes>(problem, stream.handle());
+      launch_all<Sizes, Sizes>(problem, stream.handle());
+    } else if (problem.layout.head_dim <= 128) {
+      launch_all<BackwardSizes<T, 128, 1, 64>, BackwardSizes<T, 128, 2, 32>>(problem,
+                                                                             stream.handle());
     } else {
-      launch_both<BackwardSizes<T, 128, 1, 64>, BackwardSizes<T, 128, 2, 32>>(problem,
-                                                                              stream.handle());
+      using Sizes = BackwardSizes<T, 256, 1, 16>;
+      launch_all<Sizes, Sizes>(problem, stream.handle());
     }
   });
 }

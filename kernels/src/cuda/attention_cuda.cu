@@ -13,10 +13,12 @@
 namespace tessera::cuda {
 namespace {
 
-bool tensor_cores_take(const TensorView& qkv, std::initializer_list<TensorView> others) {
+template <typename Args>
+bool tensor_cores_take(const Args& args, std::initializer_list<TensorView> others) {
+  const TensorView& qkv = args.qkv;
   const std::int64_t head_dim = qkv.shape[4];
-  bool fits = qkv.dtype != DType::kFloat32 && head_dim % 8 == 0 && head_dim <= kTensorCoreHeadDim &&
-              is_aligned(qkv.data, 16);
+  bool fits = (args.causal || args.scores.soft_cap == 0.0F) && qkv.dtype != DType::kFloat32 &&
+              head_dim % 8 == 0 && head_dim <= kTensorCoreHeadDim && is_aligned(qkv.data, 16);
   for (const TensorView& view : others) fits = fits && is_aligned(view.data, 16);
   return fits;
 }
@@ -37,7 +39,7 @@ void attention_forward(const AttentionForwardArgs& args, Stream& stream) {
   check_attention(args);
   if (args.qkv.numel() == 0) return;
   if (cudnn_attention_forward(args, cuda_stream(stream))) return;
-  if (tensor_cores_take(args.qkv, {args.out})) {
+  if (tensor_cores_take(args, {args.out})) {
     tensor_core_attention_forward(args, cuda_stream(stream));
   } else {
     any_attention_forward(args, cuda_stream(stream));
@@ -48,7 +50,7 @@ void attention_backward(const AttentionBackwardArgs& args, Stream& stream) {
   check_attention(args);
   if (args.qkv.numel() == 0) return;
   if (cudnn_attention_backward(args, cuda_stream(stream))) return;
-  if (tensor_cores_take(args.qkv, {args.out, args.d_out, args.d_qkv})) {
+  if (tensor_cores_take(args, {args.out, args.d_out, args.d_qkv})) {
     tensor_core_attention_backward(args, cuda_stream(stream));
   } else {
     any_attention_backward(args, cuda_stream(stream));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "cuda/documents_cuda.h"
@@ -17,7 +16,8 @@ namespace tessera::cuda {
 struct AttentionLayout {
   AttentionLayout() = default;
   AttentionLayout(const TensorView& qkv, std::int64_t attention_window,
-                  const TensorView& document_starts = {}, bool is_causal = true)
+                  const TensorView& document_starts = {}, bool is_causal = true,
+                  const AttentionScores& scores = {})
       : batch(qkv.shape[0]),
         length(static_cast<int>(qkv.shape[1])),
         heads(static_cast<int>(qkv.shape[3])),
@@ -27,7 +27,8 @@ struct AttentionLayout {
         window(attention_window == 0 || attention_window > length
                    ? length
                    : static_cast<int>(attention_window)),
-        scale(1.0F / std::sqrt(static_cast<float>(qkv.shape[4]))),
+        scale(scores.scale_of(qkv.shape[4])),
+        soft_cap(scores.soft_cap),
         starts(document_starts ? document_starts.as<std::int32_t>() : nullptr),
         causal(is_causal) {}
 
@@ -35,7 +36,8 @@ struct AttentionLayout {
   int length = 0, heads = 0, head_dim = 0;
   int qkv_stride = 0, out_stride = 0;    ///< elements between the rows of a head
   int window = 0;                        ///< positions that a query sees, itself included
-  float scale = 0.0F;                    ///< of the scores: 1 / sqrt(D)
+  float scale = 0.0F;                    ///< of the scores
+  float soft_cap = 0.0F;                 ///< of the scaled scores; 0: none
   const std::int32_t* starts = nullptr;  ///< (B, L): of documents; null: one in each sequence
   bool causal = true;                    ///< else a query sees all keys
 
@@ -96,12 +98,12 @@ inline void* attention_scratch(const TensorView& workspace, std::size_t bytes, C
 RowStatistics row_statistics(const AttentionBackwardArgs& args, CudaStream& stream);
 
 /// The tensor-core kernels: bf16 or fp16, D a multiple of 8 up to kTensorCoreHeadDim, all views
-/// aligned to 16 bytes.
-inline constexpr std::int64_t kTensorCoreHeadDim = 128;
+/// aligned to 16 bytes, and no soft cap unless attention is causal.
+inline constexpr std::int64_t kTensorCoreHeadDim = 256;
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
 void tensor_core_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);
 
-/// fp32 arithmetic on any dtype, head size and alignment.
+/// fp32 arithmetic on any dtype, head size and alignment, and all else.
 void any_attention_forward(const AttentionForwardArgs& args, CudaStream& stream);
 void any_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream);
 

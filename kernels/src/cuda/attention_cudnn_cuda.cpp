@@ -159,14 +159,17 @@ struct Scratch {
   std::size_t bytes = 0;
 };
 
-CudnnAttentionShape shape_of(const TensorView& qkv, CudnnPass pass, bool causal) {
+template <typename Args>
+CudnnAttentionShape shape_of(const Args& args, CudnnPass pass) {
+  const TensorView& qkv = args.qkv;
   return {.batch = qkv.shape[0],
           .length = qkv.shape[1],
           .heads = qkv.shape[3],
           .head_dim = qkv.shape[4],
           .pass = pass,
           .dtype = qkv.dtype,
-          .causal = causal};
+          .causal = args.causal,
+          .scale = args.scores.scale};
 }
 
 /// Part 0, 1 or 2 of (B, L, 3, H, D).
@@ -175,23 +178,24 @@ void* part(const TensorView& qkv, std::int64_t index) {
          index * qkv.shape[3] * qkv.shape[4] * static_cast<std::int64_t>(size_of(qkv.dtype));
 }
 
-/// The plan of a pass over `views`, of which the first is qkv. None: our own kernels must run it,
+/// The plan of a pass over `views`. None: our own kernels must run it,
 /// and CudaAttention::fallback says why, unless the user wants them. Throws if the user does not.
-Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
-                 std::int64_t window, bool documents, bool causal, CudaStream& stream) {
+template <typename Args>
+Choice find_plan(const Args& args, CudnnPass pass, std::initializer_list<const TensorView*> views,
+                 CudaStream& stream) {
   CudaAttention& state = cuda_attention(stream);
   if (state.options.attention == AttentionBackend::kOwn) return {};
-  const TensorView& qkv = **views.begin();
-  const CudnnAttentionShape shape = shape_of(qkv, pass, causal);
+  const CudnnAttentionShape shape = shape_of(args, pass);
   Choice choice{.objection = cudnn_objection({.batch = shape.batch,
                                               .length = shape.length,
                                               .heads = shape.heads,
                                               .head_dim = shape.head_dim,
-                                              .dtype = qkv.dtype,
+                                              .dtype = shape.dtype,
                                               .backward = pass != CudnnPass::kForward,
-                                              .window = window,
-                                              .documents = documents,
-                                              .causal = causal},
+                                              .window = args.window,
+                                              .documents = static_cast<bool>(args.starts),
+                                              .causal = args.causal,
+                                              .soft_cap = args.scores.soft_cap != 0.0F},
                                              state.options)};
   if (choice.objection.empty()) {
     choice.objection = misalignment(views);
@@ -205,8 +209,7 @@ Choice find_plan(CudnnPass pass, std::initializer_list<const TensorView*> views,
 }
 
 Choice find_plan(const AttentionForwardArgs& args, CudaStream& stream) {
-  return find_plan(CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, args.window,
-                   static_cast<bool>(args.starts), args.causal, stream);
+  return find_plan(args, CudnnPass::kForward, {&args.qkv, &args.out, &args.lse}, stream);
 }
 
 CudnnPass backward_pass(CudaStream& stream) {
@@ -215,9 +218,8 @@ CudnnPass backward_pass(CudaStream& stream) {
 }
 
 Choice find_plan(const AttentionBackwardArgs& args, CudaStream& stream) {
-  return find_plan(backward_pass(stream),
-                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, args.window,
-                   static_cast<bool>(args.starts), args.causal, stream);
+  return find_plan(args, backward_pass(stream),
+                   {&args.qkv, &args.out, &args.lse, &args.d_out, &args.d_qkv}, stream);
 }
 
 }  // namespace
@@ -232,7 +234,7 @@ void plan_cudnn_attention(const AttentionBackwardArgs& args, CudaStream& stream)
 bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
   const Choice choice = find_plan(args, stream);
   if (choice.plan == nullptr) return false;
-  const Scratch scratch(*choice.plan, shape_of(args.qkv, CudnnPass::kForward, args.causal));
+  const Scratch scratch(*choice.plan, shape_of(args, CudnnPass::kForward));
   choice.plan->execute(choice.handle,
                        {{kQ, part(args.qkv, 0)},
                         {kK, part(args.qkv, 1)},
@@ -246,7 +248,7 @@ bool cudnn_attention_forward(const AttentionForwardArgs& args, CudaStream& strea
 bool cudnn_attention_backward(const AttentionBackwardArgs& args, CudaStream& stream) {
   const Choice choice = find_plan(args, stream);
   if (choice.plan == nullptr) return false;
-  const CudnnAttentionShape shape = shape_of(args.qkv, backward_pass(stream), args.causal);
+  const CudnnAttentionShape shape = shape_of(args, backward_pass(stream));
   const Scratch scratch(*choice.plan, shape);
   auto* base = static_cast<std::byte*>(attention_scratch(args.workspace, scratch.bytes, stream));
   std::map<std::int64_t, void*> tensors{{kQ, part(args.qkv, 0)},    {kK, part(args.qkv, 1)},

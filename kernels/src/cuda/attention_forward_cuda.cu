@@ -2,10 +2,12 @@
 
 // Causal attention, forward, on tensor cores (the online softmax of Dao et al. 2022 and 2023):
 //   s = scale q k^T over the keys up to the query,  out = softmax(s) v,  lse = log sum exp(s)
-// qkv (B, L, 3, H, D), out (B, L, H, D) both in T, bf16 or fp16, D a multiple of 8 up to 128; lse
+// With a soft cap s is cap * tanh(scale q k^T / cap).
+// qkv (B, L, 3, H, D), out (B, L, H, D) both in T, bf16 or fp16, D a multiple of 8 up to 256; lse
 // (B, H, L) fp32.
 //
-// A block takes 128 queries of one head, 32 to a warp, and goes through the keys from the first to
+// A block takes 128 queries of one head, 32 to a warp (of heads above 128 half as many, whose sums
+// fit the registers), and goes through the keys from the first to
 // the diagonal, a tile at a time; the tile after is on its way meanwhile (cp.async, two stages).
 // Per query, m is the largest raw score so far, c = scale log2(e), and
 //   p = 2^(c s - c m),  sum += p,  out += p v, all rescaled by 2^(c m_old - c m) when m grows.
@@ -17,8 +19,14 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr int kRowBlocks = 2;  // of 16 queries per warp
-constexpr int kQueries = 16 * kRowBlocks * kAttentionWarps;
+/// The sizes of a kernel: D, keys to a tile, and blocks of 16 queries to a warp.
+template <int kDim_, int kKeys_, int kRowBlocks_>
+struct ForwardSizes {
+  static constexpr int kDim = kDim_, kKeys = kKeys_, kRowBlocks = kRowBlocks_;
+  static constexpr int kQueries = 16 * kRowBlocks * kAttentionWarps;
+  // Queries; two stages of keys and values.
+  static constexpr std::size_t kSharedBytes = (kQueries + 4 * kKeys) * kDim * sizeof(std::uint16_t);
+};
 
 template <typename T>
 struct ForwardProblem {
@@ -28,13 +36,8 @@ struct ForwardProblem {
   float* lse;
 };
 
-template <int kDim, int kKeys>
-constexpr std::size_t forward_shared_bytes() {
-  return (kQueries + 4 * kKeys) * kDim *
-         sizeof(std::uint16_t);  // queries; two stages of keys and values
-}
-
 /// What a lane knows of its queries: two per 16 rows.
+template <int kRowBlocks>
 struct SoftmaxState {
   float maximum[kRowBlocks][2];
   float sum[kRowBlocks][2];  // of this lane's keys
@@ -42,8 +45,8 @@ struct SoftmaxState {
 
 /// Hides the keys after each query and those before its window or document: row 0 of the warp is
 /// query `query`, column 0 is key `key`.
-template <int kKeys, bool kCausal>
-__device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int key,
+template <bool kCausal, int kRowBlocks, int kColumns>
+__device__ void mask_scores(float (&s)[kRowBlocks][kColumns][4], int query, int key,
                             const AttentionLayout& layout, const Documents& documents) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -53,7 +56,7 @@ __device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int
       const int row = query + i * 16 + half * 8 + lane / 4;
       const int seen = documents.seen(row, layout.window);
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
@@ -64,18 +67,33 @@ __device__ void mask_scores(float (&s)[kRowBlocks][kKeys / 8][4], int query, int
   }
 }
 
+/// Caps the products of queries and keys.
+template <typename T, int kRowBlocks, int kColumns>
+__device__ void cap_scores(float (&s)[kRowBlocks][kColumns][4], const AttentionLayout& layout) {
+  const ScoreCap<T> cap(layout);
+#pragma unroll
+  for (int i = 0; i < kRowBlocks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) cap.apply(s[i][j][e]);
+    }
+  }
+}
+
 /// Turns scores into p and rescales what was summed before. A query of a window may see none of the
 /// first tile's keys: its maximum is then -inf, its p 0.
-template <int kDim, int kKeys>
-__device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
-                             float (&out)[kRowBlocks][kDim / 8][4], SoftmaxState& state, float c) {
+template <int kRowBlocks, int kColumns, int kChannels>
+__device__ void softmax_step(float (&s)[kRowBlocks][kColumns][4],
+                             float (&out)[kRowBlocks][kChannels][4],
+                             SoftmaxState<kRowBlocks>& state, float c) {
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float maximum = state.maximum[i][half];
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kColumns; ++j) {
         maximum = fmaxf(maximum, fmaxf(s[i][j][2 * half], s[i][j][2 * half + 1]));
       }
       maximum = fmaxf(maximum, __shfl_xor_sync(~0U, maximum, 1));
@@ -86,7 +104,7 @@ __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
       const float scaled = shift * c;
       float sum = 0.0F;
 #pragma unroll
-      for (int j = 0; j < kKeys / 8; ++j) {
+      for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           s[i][j][e] = simt::exp2_approx(fmaf(s[i][j][e], c, -scaled));
@@ -95,7 +113,7 @@ __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
       }
       state.sum[i][half] = state.sum[i][half] * rescale + sum;
 #pragma unroll
-      for (int j = 0; j < kDim / 8; ++j) {
+      for (int j = 0; j < kChannels; ++j) {
         out[i][j][2 * half] *= rescale;
         out[i][j][2 * half + 1] *= rescale;
       }
@@ -104,8 +122,9 @@ __device__ void softmax_step(float (&s)[kRowBlocks][kKeys / 8][4],
 }
 
 /// Completes the sums over the lanes, writes lse, and leaves 1 / sum in state.sum.
-__device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int length, float scale,
-                               const Documents& documents) {
+template <int kRowBlocks>
+__device__ void finish_softmax(SoftmaxState<kRowBlocks>& state, float* lse, int query, int length,
+                               float scale, const Documents& documents) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
@@ -122,8 +141,10 @@ __device__ void finish_softmax(SoftmaxState& state, float* lse, int query, int l
   }
 }
 
-template <int kDim, int kKeys, bool kDocuments, bool kCausal, typename T>
+template <typename Sizes, bool kDocuments, bool kCausal, bool kCapped, typename T>
 __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardProblem<T> problem) {
+  constexpr int kDim = Sizes::kDim, kKeys = Sizes::kKeys, kRowBlocks = Sizes::kRowBlocks;
+  constexpr int kQueries = Sizes::kQueries;
   const AttentionLayout& layout = problem.layout;
   const int tiles = static_cast<int>(layout.tiles(kQueries));
   const Place place(layout, tiles);
@@ -152,7 +173,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
 
   const float c = layout.scale * kLog2E;
   float out[kRowBlocks][kDim / 8][4] = {};
-  SoftmaxState state;
+  SoftmaxState<kRowBlocks> state;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
     state.maximum[i][0] = state.maximum[i][1] = -INFINITY;
@@ -176,10 +197,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
     if (key > last_place || before_all) continue;  // all hidden from this warp
     float s[kRowBlocks][kKeys / 8][4];
     multiply_rows<kRowBlocks, kKeys>(s, queries, warp_row, keys(stage));
+    if constexpr (kCapped) cap_scores<T>(s, layout);
     if (key + kKeys - 1 > first_place || key <= last_place - seen_last) {
-      mask_scores<kKeys, kCausal>(s, warp_query, key, layout, documents);
+      mask_scores<kCausal>(s, warp_query, key, layout, documents);
     }
-    softmax_step<kDim, kKeys>(s, out, state, c);
+    softmax_step(s, out, state, c);
     add_product<kRowBlocks, kKeys>(out, s, values(stage));
   }
   finish_softmax(state, problem.lse + place.index(layout) * layout.length, warp_query,
@@ -187,16 +209,17 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   store_rows(out, state.sum, queries, warp_row, place.out_rows(layout, problem.out), first_query);
 }
 
-template <int kDim, int kKeys, typename T>
+/// Of a soft cap there is one kernel, with or without documents.
+template <typename Sizes, typename T>
 void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
-  constexpr std::size_t kShared = forward_shared_bytes<kDim, kKeys>();
-  const auto kernel = !problem.layout.causal ? forward_kernel<kDim, kKeys, false, false, T>
-                      : problem.layout.starts == nullptr
-                          ? forward_kernel<kDim, kKeys, false, true, T>
-                          : forward_kernel<kDim, kKeys, true, true, T>;
-  simt::allow_dynamic_shared(kernel, kShared);
-  simt::launch(kernel, attention_grid(problem.layout, kQueries), dim3(kAttentionThreads), kShared,
-               stream, problem);
+  const AttentionLayout& layout = problem.layout;
+  const auto kernel = layout.soft_cap != 0.0F    ? forward_kernel<Sizes, true, true, true, T>
+                      : !layout.causal           ? forward_kernel<Sizes, false, false, false, T>
+                      : layout.starts == nullptr ? forward_kernel<Sizes, false, true, false, T>
+                                                 : forward_kernel<Sizes, true, true, false, T>;
+  simt::allow_dynamic_shared(kernel, Sizes::kSharedBytes);
+  simt::launch(kernel, attention_grid(layout, Sizes::kQueries), dim3(kAttentionThreads),
+               Sizes::kSharedBytes, stream, problem);
 }
 
 }  // namespace
@@ -204,14 +227,16 @@ void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
 void tensor_core_attention_forward(const AttentionForwardArgs& args, CudaStream& stream) {
   with_half_type("attention", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
     const ForwardProblem<T> problem{
-        AttentionLayout(args.qkv, args.window, args.starts, args.causal),
+        AttentionLayout(args.qkv, args.window, args.starts, args.causal, args.scores),
         device_data<const T>(args.qkv), device_data<T>(args.out), args.lse.as<float>()};
     // 64 keys to a tile: with 32 queries per warp, the accumulators (scores and out) and operands
     // fit in 255 registers, two blocks to a multiprocessor.
     if (problem.layout.head_dim <= 64) {
-      launch_forward<64, 64>(problem, stream.handle());
+      launch_forward<ForwardSizes<64, 64, 2>>(problem, stream.handle());
+    } else if (problem.layout.head_dim <= 128) {
+      launch_forward<ForwardSizes<128, 32, 2>>(problem, stream.handle());
     } else {
-      launch_forward<128, 32>(problem, stream.handle());
+      launch_forward<ForwardSizes<256, 32, 1>>(problem, stream.handle());
     }
   });
 }

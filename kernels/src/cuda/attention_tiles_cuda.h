@@ -4,6 +4,7 @@
 
 #include "cuda/attention_cuda.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/score_cap_cuda.h"
 #include "simt.h"
 
 // The parts that the tensor-core attention kernels are made of: tiles of a head's rows in shared
@@ -59,13 +60,14 @@ __device__ void copy_rows(Tile<T, kDim> tile, const HeadRows<const T>& rows, int
   const int thread = static_cast<int>(threadIdx.x);
   const int c = thread % kChunks;
   if (c >= rows.chunks) return;
-  T* to = tile.chunk(thread / kChunks, c);  // the steps are multiples of 8 rows: the same place
+  T* const first_to = tile.chunk(thread / kChunks, c);
   const T* from = rows.data + c * 8;
   const int last = rows.length - 1 - first;
 #pragma unroll 4
   for (int row = 0; row < kRows; row += kRowStep) {
-    simt::cp_async16(to + row * kDim,
-                     from + row_offset(first + min(thread / kChunks + row, last), rows.stride));
+    // Steps of whole multiples of 8 rows stay at the same place of a row.
+    T* const to = kRowStep % 8 == 0 ? first_to + row * kDim : tile.chunk(thread / kChunks + row, c);
+    simt::cp_async16(to, from + row_offset(first + min(thread / kChunks + row, last), rows.stride));
   }
 }
 

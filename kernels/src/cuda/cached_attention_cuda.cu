@@ -4,9 +4,10 @@
 #include "cached_attention_arguments.h"
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/soft_cap_cuda.h"
 #include "simt.h"
 
-// Attention of a few queries over keys and values that are kept; formulas in
+// Attention of a few queries over keys and values that are kept; formulas, also of a soft cap, in
 // attention_forward_cuda.cu. qkv (N, 3, H, D), keys and values (K, S, D), out (N, H, D) T. Bytes:
 // the keys and values that a query sees, once for each query and head.
 //
@@ -32,6 +33,7 @@ struct CachedProblem {
   std::int64_t key_stride, value_stride;  // between heads
   std::int64_t rows, length, window;
   int heads, kv_heads, width;
+  float scale, soft_cap;  // no cap: 0
 };
 
 template <typename T>
@@ -56,9 +58,10 @@ struct PartialAttention {
 };
 
 /// Adds `count` keys in a row to it. `query`: its lane's channels, scaled.
-template <int kChannels, typename T>
+template <bool kCapped, int kChannels, typename T>
 __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)[kChannels],
-                         const T* keys, const T* values, int count, int width, int lane) {
+                         const T* keys, const T* values, int count, int width, float soft_cap,
+                         int lane) {
   float score[kKeysAtOnce];
 #pragma unroll
   for (int k = 0; k < kKeysAtOnce; ++k) {
@@ -76,6 +79,7 @@ __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)
 #pragma unroll
   for (int k = 0; k < kKeysAtOnce; ++k) {
     score[k] = k < count ? simt::warp_sum(score[k]) : -INFINITY;
+    if (kCapped && k < count) score[k] = SoftCap<T>(soft_cap)(score[k]);
     maximum = fmaxf(maximum, score[k]);
   }
   const float shrink = part.sum == 0.0F ? 0.0F : expf(part.maximum - maximum);
@@ -99,7 +103,7 @@ __device__ void add_keys(PartialAttention<kChannels>& part, const float (&query)
 }
 
 /// Dynamic shared memory: the warps' sums of values (kCachedWarps, D).
-template <int kChannels, typename T>
+template <int kChannels, bool kCapped, typename T>
 __global__ void __launch_bounds__(kCachedThreads)
     cached_attention_kernel(const CachedProblem<T> p) {
   SIMT_SHARED(float[kCachedWarps], maxima);
@@ -112,19 +116,19 @@ __global__ void __launch_bounds__(kCachedThreads)
   const T* const q = p.qkv + (row * 3 * p.heads + head) * p.width;
   const T* const keys = p.keys + kv_head * p.key_stride;
   const T* const values = p.values + kv_head * p.value_stride;
-  const float scale = 1.0F / sqrtf(static_cast<float>(p.width));
   float query[kChannels];
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     const int channel = lane + 32 * c;
-    query[c] = channel < p.width ? simt::to_float(q[channel]) * scale : 0.0F;
+    query[c] = channel < p.width ? simt::to_float(q[channel]) * p.scale : 0.0F;
   }
   const std::int64_t end = p.length - p.rows + row + 1;
   const std::int64_t begin = end > p.window ? end - p.window : 0;
   PartialAttention<kChannels> part;
   for (std::int64_t k = begin + warp * kKeysAtOnce; k < end; k += kCachedWarps * kKeysAtOnce) {
     const int count = end - k < kKeysAtOnce ? static_cast<int>(end - k) : kKeysAtOnce;
-    add_keys(part, query, keys + k * p.width, values + k * p.width, count, p.width, lane);
+    add_keys<kCapped>(part, query, keys + k * p.width, values + k * p.width, count, p.width,
+                      p.soft_cap, lane);
   }
   if (lane == 0) {
     maxima[warp] = part.maximum;
@@ -159,7 +163,8 @@ template <int kChannels, typename T>
 void launch(const CachedProblem<T>& problem, cudaStream_t queue) {
   const std::size_t shared = static_cast<std::size_t>(kCachedWarps) *
                              static_cast<std::size_t>(problem.width) * sizeof(float);
-  simt::launch(cached_attention_kernel<kChannels, T>,
+  simt::launch(problem.soft_cap == 0.0F ? cached_attention_kernel<kChannels, false, T>
+                                        : cached_attention_kernel<kChannels, true, T>,
                dim3(blocks_for(problem.rows, 1), static_cast<unsigned>(problem.heads)),
                dim3(kCachedThreads), shared, queue, problem);
 }
@@ -181,7 +186,9 @@ void cached_attention(const CachedAttentionArgs& args, Stream& stream) {
                                    .window = s.window,
                                    .heads = static_cast<int>(s.heads),
                                    .kv_heads = static_cast<int>(s.kv_heads),
-                                   .width = static_cast<int>(s.width)};
+                                   .width = static_cast<int>(s.width),
+                                   .scale = args.scores.scale_of(s.width),
+                                   .soft_cap = args.scores.soft_cap};
     simt::launch(keep_rows<T>, dim3(blocks_for(s.rows, 1)), dim3(kCachedThreads), 0, handle(stream),
                  problem);
     if (!args.out) return;

@@ -7,11 +7,14 @@
 #include "cross_entropy_arguments.h"
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/soft_cap_cuda.h"
 #include "simt.h"
 
 // Softmax cross-entropy and its gradient in place of the logits, one block per row:
 //   loss = log(sum_j exp(x_j - m)) - (x_target - m), m the maximum
 //   dx_j = (exp(x_j - m) / sum - [j = target]) scale
+// With a soft cap y_j = cap * tanh(x_j / cap) takes the place of x_j, and dx_j has the factor
+// 1 - tanh(x_j / cap)^2.
 // logits (rows, stride >= V) fp32, bf16 or fp16, targets (rows) int32, losses (rows) fp32.
 //
 // The first pass keeps a maximum and a sum of exponentials per thread, rescaled when the maximum
@@ -49,6 +52,15 @@ struct CrossEntropyProblem {
   int vocab, columns;
   std::int32_t ignore_index;
   bool gradient;
+  float soft_cap;  // 0 if the kernel's Cap is NoCap
+};
+
+/// Logits as they are.
+template <typename T>
+struct NoCap {
+  constexpr explicit NoCap(float /*cap*/) {}
+  __device__ float operator()(float x) const { return x; }
+  __device__ float slope(float /*x*/) const { return 1.0F; }
 };
 
 /// exp(x) for x <= 0. What is stored in 16 bits needs no more than the hardware's estimate (2^-22).
@@ -112,11 +124,11 @@ struct PartialSoftmax {
 };
 
 /// Adds kCount logits to the sum.
-template <typename T, int kCount>
-__device__ void add_logits(PartialSoftmax& s, const T (&x)[kCount]) {
+template <typename Cap, typename T, int kCount>
+__device__ void add_logits(PartialSoftmax& s, const T (&x)[kCount], const Cap& cap) {
   float maximum = s.maximum;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) maximum = fmaxf(maximum, simt::to_float(x[j]));
+  for (int j = 0; j < kCount; ++j) maximum = fmaxf(maximum, cap(simt::to_float(x[j])));
   if (maximum > s.maximum) {
     s.sum *= exponential<T>(s.maximum - maximum);
     s.maximum = maximum;
@@ -125,7 +137,7 @@ __device__ void add_logits(PartialSoftmax& s, const T (&x)[kCount]) {
   const float shift = s.maximum == -INFINITY ? 0.0F : s.maximum;
   float sum = 0.0F;
 #pragma unroll
-  for (int j = 0; j < kCount; ++j) sum += exponential<T>(simt::to_float(x[j]) - shift);
+  for (int j = 0; j < kCount; ++j) sum += exponential<T>(cap(simt::to_float(x[j])) - shift);
   s.sum += sum;
 }
 
@@ -156,20 +168,20 @@ __device__ void for_each_copied(const SplitRow<T>& row, const OnVector& on_vecto
   }
 }
 
-template <RowIn kRowIn, typename T>
-__device__ RowSoftmax row_softmax(const SplitRow<T>& row) {
+template <RowIn kRowIn, typename Cap, typename T>
+__device__ RowSoftmax row_softmax(const SplitRow<T>& row, const Cap& cap) {
   PartialSoftmax s;
   row.for_each_element([&](const T* x) {
     const T one[1] = {*x};
-    add_logits(s, one);
+    add_logits(s, one, cap);
   });
   if constexpr (kRowIn == RowIn::kShared) {
     for_each_copied(row, [&](int v) {
-      add_logits(s, simt::load16(simt::dynamic_shared<const T>() + v * row.kSize).v);
+      add_logits(s, simt::load16(simt::dynamic_shared<const T>() + v * row.kSize).v, cap);
     });
   } else {
     row.template for_each_vector<Walk::kForward>(
-        [&](int v) { add_logits(s, simt::load16(row.vector(v)).v); });
+        [&](int v) { add_logits(s, simt::load16(row.vector(v)).v, cap); });
   }
   const float maximum = simt::block_max(s.maximum);
   // A sum that is NaN stays it, a row of nothing but -inf becomes it.
@@ -204,13 +216,13 @@ __device__ void zero(T* elements, int n) {
 enum class Count { kNothing, kHits };
 
 /// Counts a row whose target is not ignored. All threads take part.
-template <typename T>
+template <typename Cap, typename T>
 __device__ void count_hit(const T* row, std::int32_t target, float at_target, float maximum,
-                          unsigned long long* hits) {
+                          const Cap& cap, unsigned long long* hits) {
   float before = 0.0F;  // 1: another logit is as large and comes first
   if (at_target == maximum) {
     for (int j = static_cast<int>(threadIdx.x); j < target; j += kCrossEntropyThreads) {
-      if (simt::to_float(row[j]) == maximum) before = 1.0F;
+      if (cap(simt::to_float(row[j])) == maximum) before = 1.0F;
     }
   }
   const bool is_first = simt::block_max(before) == 0.0F;
@@ -224,7 +236,7 @@ __device__ void count_hit(const T* row, std::int32_t target, float at_target, fl
 template <RowIn kRowIn>
 constexpr int kBlocks = kRowIn == RowIn::kGlobal ? 4 : 3;
 
-template <RowIn kRowIn, Count kCount, typename T>
+template <RowIn kRowIn, Count kCount, template <typename> typename Cap, typename T>
 __global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
     softmax_cross_entropy(const CrossEntropyProblem<T> p) {
   const std::int64_t i = blockIdx.x;
@@ -239,23 +251,29 @@ __global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
   }
   const float at_target = simt::to_float(row[target]);  // before anybody overwrites it
   const SplitRow<T> logits(row, p.vocab);
-  const RowSoftmax softmax = row_softmax<kRowIn>(logits);
-  const auto shifted = static_cast<double>(at_target - softmax.maximum);
+  const Cap<T> cap(p.soft_cap);
+  const RowSoftmax softmax = row_softmax<kRowIn>(logits, cap);
+  const auto shifted = static_cast<double>(cap(at_target) - softmax.maximum);
   if (threadIdx.x == 0) p.losses[i] = static_cast<float>(log(softmax.sum) - shifted);
   if constexpr (kCount == Count::kHits) {
-    count_hit(row, target, at_target, softmax.maximum, p.hits);
+    count_hit(row, target, cap(at_target), softmax.maximum, cap, p.hits);
   }
   if (kCount == Count::kHits || !p.gradient) return;
 
   const double scale = p.scale == nullptr ? 1.0 : static_cast<double>(*p.scale);
   const auto factor = static_cast<float>(scale / softmax.sum);
-  overwrite<kRowIn>(logits, [&](float x) { return factor * exponential<T>(x - softmax.maximum); });
+  overwrite<kRowIn>(logits, [&](float x) {
+    const float p_of_x = factor * exponential<T>(cap(x) - softmax.maximum);
+    if constexpr (std::is_same_v<Cap<T>, NoCap<T>>) return p_of_x;
+    return p_of_x * cap.slope(x);
+  });
   zero(row + p.vocab, p.columns - p.vocab);
   __syncthreads();  // the target's element is overwritten by now
   // 1 is subtracted before anything is rounded: the target's gradient is small when p is near 1.
   if (threadIdx.x == 0) {
-    row[target] =
-        simt::from_float<T>(static_cast<float>((exp(shifted) / softmax.sum - 1.0) * scale));
+    const double gradient = (exp(shifted) / softmax.sum - 1.0) * scale;
+    row[target] = simt::from_float<T>(
+        static_cast<float>(gradient * static_cast<double>(cap.slope(at_target))));
   }
 }
 
@@ -272,17 +290,26 @@ bool fits_shared_memory(std::size_t row_bytes) {
   return 2 * (row_bytes + kOthers) <= static_cast<std::size_t>(bytes) + 1024;
 }
 
-template <Count kCount, typename T>
+template <Count kCount, template <typename> typename Cap, typename T>
 void launch_rows(const CrossEntropyProblem<T>& problem, std::int64_t rows, cudaStream_t stream) {
   const auto vectors = static_cast<std::size_t>(std::max(1, problem.vocab / Vec16<T>::kSize));
   const std::size_t row_bytes = vectors * sizeof(Vec16<T>);
   if (fits_shared_memory(row_bytes)) {
-    simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, kCount, T>, row_bytes);
-    simt::launch(softmax_cross_entropy<RowIn::kShared, kCount, T>, blocks_for(rows, 1),
+    simt::allow_dynamic_shared(softmax_cross_entropy<RowIn::kShared, kCount, Cap, T>, row_bytes);
+    simt::launch(softmax_cross_entropy<RowIn::kShared, kCount, Cap, T>, blocks_for(rows, 1),
                  kCrossEntropyThreads, row_bytes, stream, problem);
   } else {
-    simt::launch(softmax_cross_entropy<RowIn::kGlobal, kCount, T>, blocks_for(rows, 1),
+    simt::launch(softmax_cross_entropy<RowIn::kGlobal, kCount, Cap, T>, blocks_for(rows, 1),
                  kCrossEntropyThreads, 0, stream, problem);
+  }
+}
+
+template <Count kCount, typename T>
+void launch_capped(const CrossEntropyProblem<T>& problem, std::int64_t rows, cudaStream_t stream) {
+  if (problem.soft_cap == 0.0F) {
+    launch_rows<kCount, NoCap>(problem, rows, stream);
+  } else {
+    launch_rows<kCount, SoftCap>(problem, rows, stream);
   }
 }
 
@@ -304,11 +331,12 @@ void cross_entropy(const CrossEntropyArgs& args, Stream& stream) {
                                          .vocab = static_cast<int>(args.vocab_size),
                                          .columns = static_cast<int>(shape[1]),
                                          .ignore_index = args.ignore_index,
-                                         .gradient = args.gradient};
+                                         .gradient = args.gradient,
+                                         .soft_cap = args.soft_cap};
     if (args.hits) {
-      launch_rows<Count::kHits>(problem, shape[0], handle(stream));
+      launch_capped<Count::kHits>(problem, shape[0], handle(stream));
     } else {
-      launch_rows<Count::kNothing>(problem, shape[0], handle(stream));
+      launch_capped<Count::kNothing>(problem, shape[0], handle(stream));
     }
   });
 }

@@ -17,6 +17,7 @@ constexpr KernelTable kCudaTable{
     .relu_backward = cuda::relu_backward,
     .swiglu_forward = cuda::swiglu_forward,
     .swiglu_backward = cuda::swiglu_backward,
+    .soft_cap = cuda::soft_cap,
     .scale_columns_forward = cuda::scale_columns_forward,
     .scale_columns_backward = cuda::scale_columns_backward,
     .heads_forward = cuda::heads_forward,

@@ -1,7 +1,8 @@
 #include "cuda/cudnn_attention_graphs_cuda.h"
 
-#include <cmath>
 #include <limits>
+
+#include "tessera/kernels/kernel_table.h"
 
 // The fused kernels are found by pattern: operations, their order and the strides of values
 // between them are as cuDNN's own frontend writes them. Deviations find no engine or, for the
@@ -33,7 +34,7 @@ struct AttentionGraph {
     dense = {b * d, l * d, d, 1};
     score_strides = {b * l, l * l, l, 1};
     row_strides = {b, l, 1, 1};
-    scale = graph.scalar(1.0F / std::sqrt(static_cast<float>(d)));
+    scale = graph.scalar(AttentionScores{.scale = shape.scale}.scale_of(d));
   }
 
   Tensor score_value(cudnnDataType_t type = kFloat) {

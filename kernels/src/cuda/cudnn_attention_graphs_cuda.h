@@ -18,6 +18,7 @@ struct CudnnAttentionShape {
   CudnnPass pass = CudnnPass::kForward;
   DType dtype = DType::kBFloat16;  ///< or kFloat16
   bool causal = true;
+  float scale = 0.0F;  ///< as in AttentionScores
 
   auto operator<=>(const CudnnAttentionShape&) const = default;
   /// Elements of what there is one of per query.

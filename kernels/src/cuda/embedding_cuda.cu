@@ -6,9 +6,9 @@
 #include "cuda/token_groups_cuda.h"
 #include "elementwise_arguments.h"
 
-// x (B, L, C) = wte[token] [+ wpe[position]]; backward adds the rows of dx into the rows of the
-// tables that they came from. A token outside of the vocabulary makes its row of x NaN and has no
-// gradient in dwte.
+// x (B, L, C) = scale wte[token] [+ wpe[position]]; backward adds the rows of dx, times the scale
+// for wte, into the rows of the tables that they came from. A token outside of the vocabulary makes
+// its row of x NaN and has no gradient in dwte.
 //
 // The backward groups the B L occurrences by token (token_groups_cuda.h). Then a warp per row of a
 // table and group of columns adds the rows of dx in order of (b, l), in fp32, and writes once: the
@@ -32,6 +32,7 @@ struct EmbeddingProblem {
   T* x;
   const std::int32_t* starts;  // null: one document in each sequence
   std::int64_t rows, length, channels, vocab_size;
+  float scale;
 };
 
 template <int kSize, bool kPositions, typename T>
@@ -49,17 +50,13 @@ __global__ void __launch_bounds__(kEmbeddingThreads)
   T* const x = p.x + row * p.channels;
 #pragma unroll 4
   for (std::int64_t c = threadIdx.x % 32 * kSize; c < p.channels; c += 32 * kSize) {
-    Pack<T, kSize> sum = load_pack<kSize>(word + c);
-    if constexpr (kPositions) {
-      const Pack<T, kSize> term = load_pack<kSize>(position + c);
+    Pack<T, kSize> sum = load_pack<kSize>(word + c), term{};
+    if constexpr (kPositions) term = load_pack<kSize>(position + c);
 #pragma unroll
-      for (int e = 0; e < kSize; ++e) {
-        const float value = __fadd_rn(simt::to_float(sum.v[e]), simt::to_float(term.v[e]));
-        sum.v[e] = simt::from_float<T>(known ? value : NAN);
-      }
-    } else if (!known) {
-#pragma unroll
-      for (int e = 0; e < kSize; ++e) sum.v[e] = simt::from_float<T>(NAN);
+    for (int e = 0; e < kSize; ++e) {
+      float value = simt::to_float(sum.v[e]);
+      value = kPositions ? fmaf(value, p.scale, simt::to_float(term.v[e])) : value * p.scale;
+      sum.v[e] = simt::from_float<T>(known ? value : NAN);
     }
     store_pack(x + c, sum);
   }
@@ -86,10 +83,10 @@ struct RowsOfPositions {
   __device__ std::int64_t at(std::int64_t row, std::int32_t i) const { return i * length + row; }
 };
 
-/// One group of columns of a row of `table`: [its value +] the rows of dx, in order.
+/// One group of columns of a row of `table`: [its value +] the rows of dx, scaled, in order.
 template <int kSize, typename Rows, typename T, typename D>
 __device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::int64_t channels,
-                         D* to, bool accumulate) {
+                         D* to, float scale, bool accumulate) {
   const std::int32_t count = rows.count(row);
   if (accumulate && count == 0) return;
   float sums[kSize] = {};
@@ -100,7 +97,7 @@ __device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::i
   }
   const auto add = [&](const Pack<T, kSize>& term) {
 #pragma unroll
-    for (int e = 0; e < kSize; ++e) sums[e] = __fadd_rn(sums[e], simt::to_float(term.v[e]));
+    for (int e = 0; e < kSize; ++e) sums[e] = fmaf(simt::to_float(term.v[e]), scale, sums[e]);
   };
   std::int32_t i = 0;
   for (; i + kEmbeddingRowsAhead <= count; i += kEmbeddingRowsAhead) {
@@ -123,25 +120,27 @@ __device__ void sum_rows(const Rows& rows, std::int64_t row, const T* dx, std::i
 template <int kSize, typename Rows, typename T, typename D>
 __global__ void __launch_bounds__(kEmbeddingThreads)
     embedding_backward_kernel(Rows rows, const T* dx, D* table, std::int64_t table_rows,
-                              std::int64_t channels, bool accumulate) {
+                              std::int64_t channels, float scale, bool accumulate) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingWarps +
                            static_cast<std::int64_t>(threadIdx.x) / 32;
   const std::int64_t column =
       (static_cast<std::int64_t>(blockIdx.y) * 32 + threadIdx.x % 32) * kSize;
   if (row >= table_rows || column >= channels) return;
-  sum_rows<kSize>(rows, row, dx + column, channels, table + row * channels + column, accumulate);
+  sum_rows<kSize>(rows, row, dx + column, channels, table + row * channels + column, scale,
+                  accumulate);
 }
 
 template <typename Rows, typename T, typename D>
-void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& table,
+void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& table, float scale,
                      bool accumulate, cudaStream_t queue) {
   const auto* const from = device_data<T>(dx);
   auto* const to = device_data<D>(table);
   const std::int64_t channels = table.shape[1];
   const auto launch = [&](auto kernel, int size) {
-    simt::launch(
-        kernel, dim3(blocks_for(table.shape[0], kEmbeddingWarps), blocks_for(channels, 32 * size)),
-        dim3(kEmbeddingThreads), 0, queue, rows, from, to, table.shape[0], channels, accumulate);
+    simt::launch(kernel,
+                 dim3(blocks_for(table.shape[0], kEmbeddingWarps), blocks_for(channels, 32 * size)),
+                 dim3(kEmbeddingThreads), 0, queue, rows, from, to, table.shape[0], channels, scale,
+                 accumulate);
   };
   constexpr int kSize = kGroupOf<T> < kGroupOf<D> ? kGroupOf<T> : kGroupOf<D>;
   if (channels % kSize == 0 && groups_aligned<kSize>(from, to)) {
@@ -152,12 +151,12 @@ void launch_backward(const Rows& rows, const TensorView& dx, const TensorView& t
 }
 
 template <typename Rows>
-void add_rows(const Rows& rows, const TensorView& dx, const TensorView& table, bool accumulate,
-              cudaStream_t queue) {
+void add_rows(const Rows& rows, const TensorView& dx, const TensorView& table, float scale,
+              bool accumulate, cudaStream_t queue) {
   constexpr const char* kName = "embedding_backward";
   with_element_types(kName, dx.dtype, table.dtype, [&](auto type, auto table_type) {
     launch_backward<Rows, typename decltype(type)::type, typename decltype(table_type)::type>(
-        rows, dx, table, accumulate, queue);
+        rows, dx, table, scale, accumulate, queue);
   });
 }
 
@@ -190,7 +189,7 @@ void add_document_rows(const EmbeddingBackwardArgs& args, CudaStream& stream) {
                  args.tokens.shape[1], positions);
   }
   const TokenGroups groups = group_by_token(positions, n, table_rows, scratch, stream.handle());
-  add_rows(RowsOfTokens{groups}, args.dx, args.dwpe, args.accumulate_wpe, stream.handle());
+  add_rows(RowsOfTokens{groups}, args.dx, args.dwpe, 1.0F, args.accumulate_wpe, stream.handle());
 }
 
 }  // namespace
@@ -209,7 +208,8 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
                                       .rows = args.tokens.numel(),
                                       .length = args.tokens.shape[1],
                                       .channels = args.x.shape[2],
-                                      .vocab_size = args.wte.shape[0]};
+                                      .vocab_size = args.wte.shape[0],
+                                      .scale = args.scale};
     constexpr int kSize = kGroupOf<T>;
     const bool grouped =
         problem.channels % kSize == 0 && groups_aligned<kSize>(problem.wte, problem.wpe, problem.x);
@@ -240,14 +240,15 @@ void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream) {
     void* const scratch = queue.scratch(token_groups_bytes(n, vocab_size));
     const TokenGroups groups =
         group_by_token(args.tokens.as<std::int32_t>(), n, vocab_size, scratch, queue.handle());
-    add_rows(RowsOfTokens{groups}, args.dx, args.dwte, args.accumulate_wte, queue.handle());
+    add_rows(RowsOfTokens{groups}, args.dx, args.dwte, args.scale, args.accumulate_wte,
+             queue.handle());
   }
   if (!args.dwpe || args.dwpe.shape[0] == 0) return;
   if (args.starts) {
     add_document_rows(args, queue);
   } else {
     const RowsOfPositions positions{args.tokens.shape[0], args.tokens.shape[1]};
-    add_rows(positions, args.dx, args.dwpe, args.accumulate_wpe, queue.handle());
+    add_rows(positions, args.dx, args.dwpe, 1.0F, args.accumulate_wpe, queue.handle());
   }
 }
 

@@ -47,7 +47,7 @@ struct HeadsProblem {
   const std::int32_t* starts;  // (B, L): of documents; null: one in each sequence
   std::int64_t rows, rows_per_block, length;
   int heads, kv_heads, width, angles;
-  float amplitude, epsilon;
+  float amplitude, epsilon, gamma_offset;
 
   __device__ int packed_heads() const { return heads + 2 * kv_heads; }
   /// Of head h of queries or keys; null without norms, and for values.
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     const float rstd = gamma == nullptr ? 1.0F : rstd_of(x, p, lane);
     const auto value = [&](int i) {
       const float plain = simt::to_float(x[i]);
-      return gamma == nullptr ? plain : plain * rstd * simt::to_float(gamma[i]);
+      return gamma == nullptr ? plain : plain * rstd * (simt::to_float(gamma[i]) + p.gamma_offset);
     };
     T* const y = p.qkv + (row * 3 * p.heads + p.first_copy(h)) * p.width;
     const auto store = [&](int i, float result) {
@@ -155,13 +155,13 @@ __device__ void norm_backward(const HeadsProblem<T>& p, const T* x, const T* gam
   float sum = 0.0F;
   for (int i = lane; i < p.width; i += 32) {
     const float n = simt::to_float(x[i]) * rstd;
-    sum = fmaf(d[i] * simt::to_float(gamma[i]), n, sum);
+    sum = fmaf(d[i] * (simt::to_float(gamma[i]) + p.gamma_offset), n, sum);
     dgamma[i] = fmaf(d[i], n, dgamma[i]);
   }
   const float mean = simt::warp_sum(sum) / static_cast<float>(p.width);
   for (int i = lane; i < p.width; i += 32) {
     const float n = simt::to_float(x[i]) * rstd;
-    d[i] = rstd * fmaf(-n, mean, d[i] * simt::to_float(gamma[i]));
+    d[i] = rstd * fmaf(-n, mean, d[i] * (simt::to_float(gamma[i]) + p.gamma_offset));
   }
 }
 
@@ -223,17 +223,16 @@ Frequencies by_value(std::span<const float> frequencies) {
   return all;
 }
 
-template <typename T>
-HeadsProblem<T> problem_of(const HeadsSizes& sizes, const TensorView& q_gamma,
-                           const TensorView& k_gamma, const TensorView& starts, float amplitude,
-                           float epsilon) {
+/// Of both passes.
+template <typename T, typename Args>
+HeadsProblem<T> problem_of(const HeadsSizes& sizes, const Args& args) {
   return {.packed = nullptr,
           .qkv = nullptr,
           .d_packed = nullptr,
-          .q_gamma = device_data<const T>(q_gamma),
-          .k_gamma = device_data<const T>(k_gamma),
+          .q_gamma = device_data<const T>(args.q_gamma),
+          .k_gamma = device_data<const T>(args.k_gamma),
           .partials = nullptr,
-          .starts = starts ? starts.as<std::int32_t>() : nullptr,
+          .starts = args.starts ? args.starts.template as<std::int32_t>() : nullptr,
           .rows = sizes.rows,
           .rows_per_block = 1,
           .length = sizes.length,
@@ -241,8 +240,9 @@ HeadsProblem<T> problem_of(const HeadsSizes& sizes, const TensorView& q_gamma,
           .kv_heads = static_cast<int>(sizes.kv_heads),
           .width = static_cast<int>(sizes.width),
           .angles = static_cast<int>(sizes.angles),
-          .amplitude = amplitude,
-          .epsilon = epsilon};
+          .amplitude = args.amplitude,
+          .epsilon = args.epsilon,
+          .gamma_offset = args.gamma_offset};
 }
 
 void add_blocks(const HeadsBackwardArgs& args, const float* partials, std::int64_t blocks,
@@ -260,8 +260,7 @@ void heads_forward(const HeadsForwardArgs& args, Stream& stream) {
   const HeadsSizes sizes = check_heads(args);
   if (args.qkv.numel() == 0) return;
   with_element_type("heads_forward", args.qkv.dtype, [&]<typename T>(ElementType<T>) {
-    auto problem =
-        problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.starts, args.amplitude, args.epsilon);
+    auto problem = problem_of<T>(sizes, args);
     problem.packed = device_data<const T>(args.packed);
     problem.qkv = device_data<T>(args.qkv);
     simt::launch(heads_forward_kernel<T>, dim3(blocks_for(sizes.rows, 1)), dim3(kHeadThreads), 0,
@@ -273,8 +272,7 @@ void heads_backward(const HeadsBackwardArgs& args, Stream& stream) {
   const HeadsSizes sizes = check_heads(args);
   if (sizes.width == 0) return;
   with_element_type("heads_backward", args.d_qkv.dtype, [&]<typename T>(ElementType<T>) {
-    auto problem =
-        problem_of<T>(sizes, args.q_gamma, args.k_gamma, args.starts, args.amplitude, args.epsilon);
+    auto problem = problem_of<T>(sizes, args);
     const bool norms = problem.q_gamma != nullptr;
     problem.packed = norms ? device_data<const T>(args.packed) : nullptr;
     problem.qkv = device_data<T>(args.d_qkv);

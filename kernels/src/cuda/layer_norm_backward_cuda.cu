@@ -8,7 +8,8 @@
 
 // Layer normalisation, backward: with h = (x - mean) rstd and g = dy gamma,
 //   dx = rstd (g - mean(g) - h mean(g h)) [+ d_residual],  dgamma = sum dy h,  dbeta = sum dy
-// An RMS norm has no mean, mean(g) and dbeta: they count as 0.
+// An RMS norm has no mean, mean(g) and dbeta: they count as 0. gamma is what is stored +
+// gamma_offset.
 // dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32,
 // bf16 or fp16. Bytes: every tensor once, and the partial sums below.
 //
@@ -46,6 +47,7 @@ struct NormBackwardRows {
   float* partials;      // (slabs, 2, C): of dgamma, of dbeta; null: not wanted
   std::int64_t rows;
   int width;
+  float gamma_offset;
 };
 
 /// A row's parts in shared memory: dy, x, d_residual.
@@ -224,7 +226,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
     if (!columns.has(k)) continue;
     const Vec16<T> gammas = simt::load16(a.gamma + columns.template first<T>(k));
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) gamma[k][j] = simt::to_float(gammas.v[j]);
+    for (int j = 0; j < kSize; ++j) gamma[k][j] = simt::to_float(gammas.v[j]) + a.gamma_offset;
   }
   float dgamma[kVectors][kSize] = {}, dbeta[kVectors][kSize] = {};
   auto* const stages = simt::dynamic_shared<Vec16<T>>();
@@ -271,7 +273,7 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
     for (int i = thread; i < a.width; i += kNormBackwardThreads) {
       const float dy = simt::to_float(a.dy[offset + i]);
       const float h = (simt::to_float(a.x[offset + i]) - mean) * rstd;
-      const float g = dy * simt::to_float(a.gamma[i]);
+      const float g = dy * (simt::to_float(a.gamma[i]) + a.gamma_offset);
       sums.g += g;
       sums.gh = fmaf(g, h, sums.gh);
       if (partials == nullptr) continue;
@@ -283,7 +285,8 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
                         simt::block_sum(sums.gh) / width};
     for (int i = thread; i < a.width; i += kNormBackwardThreads) {
       const float added = a.d_residual == nullptr ? 0.0F : simt::to_float(a.d_residual[offset + i]);
-      const float g = simt::to_float(a.dy[offset + i]) * simt::to_float(a.gamma[i]);
+      const float factor = simt::to_float(a.gamma[i]) + a.gamma_offset;
+      const float g = simt::to_float(a.dy[offset + i]) * factor;
       const float h = (simt::to_float(a.x[offset + i]) - mean) * rstd;
       a.dx[offset + i] = simt::from_float<T>(dx_of(g, h, rstd, means, added));
     }
@@ -396,7 +399,8 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
                              .dx = device_data<T>(args.dx),
                              .partials = nullptr,
                              .rows = sizes.rows,
-                             .width = static_cast<int>(sizes.width)};
+                             .width = static_cast<int>(sizes.width),
+                             .gamma_offset = args.gamma_offset};
     const Plan plan = plan_for(rows);
     if (args.dgamma) {
       const auto floats = static_cast<std::size_t>(plan.slabs * 2 * sizes.width);

@@ -8,7 +8,7 @@
 // Layer normalisation over the last dimension C, forward (backward: layer_norm_backward_cuda.cu):
 //   s = x [+ residual, rounded to T as it is stored],  mean = sum(s) / C,
 //   rstd = 1 / sqrt(sum((s - mean)^2) / C + epsilon),  y = (s - mean) rstd gamma + beta
-// An RMS norm has neither mean nor beta: they count as 0.
+// An RMS norm has neither mean nor beta: they count as 0. gamma is what is stored + gamma_offset.
 // x, residual, sum, y (rows, C) T; gamma, beta (C) T; mean, rstd (rows) fp32. Bytes: every tensor
 // once.
 //
@@ -38,7 +38,7 @@ struct NormRows {
   float* rstd;
   std::int64_t rows;
   int width;
-  float epsilon;
+  float epsilon, gamma_offset;
 };
 
 /// Sums over the threads of a row, and who they are: a warp, or the block if kWide.
@@ -100,12 +100,13 @@ __device__ void load_sum(const NormRows<T>& a, std::int64_t offset,
 
 template <typename T>
 __device__ Vec16<T> normalized(const Vec16<T>& s, float mean, float rstd, const Vec16<T>& gamma,
-                               const Vec16<T>& beta) {
+                               float gamma_offset, const Vec16<T>& beta) {
   Vec16<T> y;
 #pragma unroll
   for (int j = 0; j < Vec16<T>::kSize; ++j) {
     const float h = (simt::to_float(s.v[j]) - mean) * rstd;
-    y.v[j] = simt::from_float<T>(fmaf(h, simt::to_float(gamma.v[j]), simt::to_float(beta.v[j])));
+    const float factor = simt::to_float(gamma.v[j]) + gamma_offset;
+    y.v[j] = simt::from_float<T>(fmaf(h, factor, simt::to_float(beta.v[j])));
   }
   return y;
 }
@@ -157,9 +158,9 @@ __global__ void __launch_bounds__(kNormThreads, 2) normalize_in_registers(const 
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     if (!columns.has(k)) continue;
-    simt::store16(
-        a.y + offset + columns.first(k),
-        normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]), simt::unpack(beta[k])));
+    simt::store16(a.y + offset + columns.first(k),
+                  normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]), a.gamma_offset,
+                             simt::unpack(beta[k])));
   }
   if (Threads::index() != 0) return;
   if (a.mean != nullptr) a.mean[row] = mean;
@@ -193,7 +194,8 @@ __global__ void __launch_bounds__(kNormThreads) normalize_any(const NormRows<T> 
   for (int i = thread; i < a.width; i += kNormThreads) {
     const float h = (simt::to_float(s[i]) - mean) * rstd;
     const float shift = a.beta == nullptr ? 0.0F : simt::to_float(a.beta[i]);
-    a.y[offset + i] = simt::from_float<T>(fmaf(h, simt::to_float(a.gamma[i]), shift));
+    a.y[offset + i] =
+        simt::from_float<T>(fmaf(h, simt::to_float(a.gamma[i]) + a.gamma_offset, shift));
   }
   if (thread != 0) return;
   if (a.mean != nullptr) a.mean[row] = mean;
@@ -247,7 +249,8 @@ void layer_norm_forward(const LayerNormForwardArgs& args, Stream& stream) {
                         .rstd = args.rstd.as<float>(),
                         .rows = sizes.rows,
                         .width = static_cast<int>(sizes.width),
-                        .epsilon = args.epsilon},
+                        .epsilon = args.epsilon,
+                        .gamma_offset = args.gamma_offset},
             handle(stream));
   });
 }

@@ -1,9 +1,10 @@
 #include "cuda/cuda_kernels.h"
 #include "cuda/elementwise_cuda.h"
+#include "cuda/smooth_activations_cuda.h"
 #include "elementwise_arguments.h"
 
-// y = gate s(gate) up with the logistic function s; x is (rows, 2 F), gate before up in each row.
-// Backward: d gate = dy up silu'(gate), d up = dy silu(gate), silu' = s + gate s (1 - s).
+// y = f(gate) up, f SiLU or GELU (smooth_activations_cuda.h); x is (rows, 2 F), gate before up in
+// each row. Backward: d gate = dy up f'(gate), d up = dy f(gate).
 // An element of y is one piece of work; its row is a division away.
 // Bytes: forward reads x and writes y, backward reads x and dy and writes dx.
 
@@ -21,7 +22,7 @@ struct GatePair {
   Pack<T, kSize> gate, up;
 };
 
-template <typename T>
+template <typename Function, typename T>
 struct SwigluForward {
   const T* x;
   T* y;
@@ -37,15 +38,14 @@ struct SwigluForward {
     Pack<T, kSize> result;
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
-      const float gate = simt::to_float(pair.gate.v[e]);
-      const float silu = __fdividef(gate, 1.0F + simt::exp2_approx(-kLog2E * gate));
-      result.v[e] = simt::from_float<T>(silu * simt::to_float(pair.up.v[e]));
+      const float f = Function::forward(simt::to_float(pair.gate.v[e]));
+      result.v[e] = simt::from_float<T>(f * simt::to_float(pair.up.v[e]));
     }
     store_pack(y + i, result);
   }
 };
 
-template <typename T>
+template <typename Function, typename T>
 struct SwigluBackward {
   const T* x;
   const T* dy;
@@ -71,18 +71,25 @@ struct SwigluBackward {
       const float gate = simt::to_float(group.pair.gate.v[e]);
       const float up = simt::to_float(group.pair.up.v[e]);
       const float gradient = simt::to_float(group.dy.v[e]);
-      // Below 2^126, so that s e is a number.
-      const float power = simt::exp2_approx(fminf(-kLog2E * gate, 125.0F));
-      const float s = __fdividef(1.0F, 1.0F + power);
-      const float slope = fmaf(gate, s * (s * power), s);
-      d_gate.v[e] = simt::from_float<T>(gradient * up * slope);
-      d_up.v[e] = simt::from_float<T>(gradient * (gate * s));
+      const Logistic at_gate = Function::at(gate);
+      d_gate.v[e] = simt::from_float<T>(gradient * up * at_gate.slope);
+      d_up.v[e] = simt::from_float<T>(gradient * (gate * at_gate.s));
     }
     T* const to = dx + gates.at(i);
     store_pack(to, d_gate);
     store_pack(to + gates.width, d_up);
   }
 };
+
+/// Calls `launch(function)` with the function of the gate.
+template <typename Launch>
+void with_function(GateFunction function, const Launch& launch) {
+  if (function == GateFunction::kSilu) {
+    launch(Silu{});
+  } else {
+    launch(Gelu{});
+  }
+}
 
 }  // namespace
 
@@ -91,10 +98,12 @@ void swiglu_forward(const SwigluForwardArgs& args, Stream& stream) {
   with_element_type("swiglu_forward", args.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kSize = kGroupOf<T>;
-    const std::int64_t width = args.y.shape[1];
-    const SwigluForward<T> op{device_data<T>(args.x), device_data<T>(args.y), {width}};
-    const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.y);
-    launch_elementwise<kSize>(op, args.y.numel(), grouped, stream);
+    with_function(args.function, [&]<typename Function>(Function) {
+      const std::int64_t width = args.y.shape[1];
+      const SwigluForward<Function, T> op{device_data<T>(args.x), device_data<T>(args.y), {width}};
+      const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.y);
+      launch_elementwise<kSize>(op, args.y.numel(), grouped, stream);
+    });
   });
 }
 
@@ -103,11 +112,13 @@ void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream) {
   with_element_type("swiglu_backward", args.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kSize = kGroupOf<T>;
-    const std::int64_t width = args.dy.shape[1];
-    const SwigluBackward<T> op{
-        device_data<T>(args.x), device_data<T>(args.dy), device_data<T>(args.dx), {width}};
-    const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.dy, op.dx);
-    launch_elementwise<kSize>(op, args.dy.numel(), grouped, stream);
+    with_function(args.function, [&]<typename Function>(Function) {
+      const std::int64_t width = args.dy.shape[1];
+      const SwigluBackward<Function, T> op{
+          device_data<T>(args.x), device_data<T>(args.dy), device_data<T>(args.dx), {width}};
+      const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.dy, op.dx);
+      launch_elementwise<kSize>(op, args.dy.numel(), grouped, stream);
+    });
   });
 }
 

@@ -201,7 +201,8 @@ std::string adapted_config(const std::string& source, const GptConfig& config,
   auto file = nlohmann::ordered_json::parse(source);
   const nlohmann::ordered_json before = file;
   if (!is_same_model(parse_hugging_face_config(source, "config.json"), config)) {
-    file.erase("rope_parameters");  // where ours says rope_theta and rope_scaling
+    // Ours has either the first, or rope_theta and rope_scaling.
+    for (const char* const key : {"rope_parameters", "rope_theta", "rope_scaling"}) file.erase(key);
     for (const auto& [key, value] : own_config(config).items()) {
       if (std::ranges::find(kOnlyNew, key) == kOnlyNew.end()) file[key] = value;
     }

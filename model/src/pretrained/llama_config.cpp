@@ -4,7 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "pretrained/gemma_config.h"
 #include "pretrained/hugging_face_config.h"
+#include "pretrained/rotary_config.h"
 #include "tessera/core/error.h"
 
 namespace tessera::pretrained {
@@ -20,83 +22,9 @@ const std::vector<std::pair<const char*, std::vector<json>>> kFixed{
     {"hidden_act", {"silu"}},        {"attention_bias", {false}},      {"mlp_bias", {false}},
     {"is_encoder_decoder", {false}}, {"add_cross_attention", {false}}, {"pretraining_tp", {1}}};
 
-/// The context before scaling. The classes of transformers take what stands outside of the
-/// scaling's object (4 did so for longrope only); Phi-3's has a default for it.
-std::int64_t read_trained_context(const ConfigReader& rope, const ConfigReader& all,
-                                  const FamilyRow& family) {
-  constexpr const char* kKey = "original_max_position_embeddings";
-  constexpr std::int64_t kPhi3 = 4096;
-  if (all.has(kKey)) return all.size(kKey);
-  if (family.family == GptFamily::kPhi3) return kPhi3;
-  return rope.has(kKey) ? rope.size(kKey) : all.size("max_position_embeddings");
-}
+}  // namespace
 
-void read_llama3(const ConfigReader& rope, RotaryConfig& rotary) {
-  rotary.scaling = Scaling::kLlama3;
-  rotary.factor = rope.number("factor");
-  rotary.low_frequency = rope.number("low_freq_factor");
-  rotary.high_frequency = rope.number("high_freq_factor");
-}
-
-/// `factor` counts as in version 5, where 4 took the ratio of the contexts if it knew both.
-void read_longrope(const ConfigReader& rope, RotaryConfig& rotary) {
-  rotary.scaling = Scaling::kLongRope;
-  rotary.short_factors = rope.numbers("short_factor");
-  rotary.long_factors = rope.numbers("long_factor");
-  if (rope.is_set("attention_factor")) {
-    rotary.amplitude = rope.number("attention_factor");
-  } else if (rope.is_set("factor")) {
-    rotary.amplitude = longrope_amplitude(rope.number("factor"), rotary.trained_context);
-  }
-}
-
-void read_scaling(const ConfigReader& rope, const ConfigReader& all, const FamilyRow& family,
-                  RotaryConfig& rotary) {
-  const char* const type_key = rope.has("rope_type") ? "rope_type" : "type";
-  const json type = rope.value(type_key, "default");
-  if (type == "default") return;
-  const bool phi3 = family.family == GptFamily::kPhi3;
-  const bool old_longrope =
-      phi3 && (type == "su" || type == "yarn");  // names of Phi-3's first files
-  rotary.trained_context = read_trained_context(rope, all, family);
-  if (type == "llama3" && !phi3) {
-    read_llama3(rope, rotary);
-  } else if (type == "longrope" || old_longrope) {
-    read_longrope(rope, rotary);
-  } else {
-    rope.refuse(type_key, phi3 ? "only default and longrope are Phi-3's"
-                               : "only default, llama3 and longrope are computed here");
-  }
-}
-
-/// `rope_parameters` (5), or `rope_scaling` beside `rope_theta` (4). As in version 5,
-/// `rope_scaling` counts where both are there, and what the object does not have is looked up
-/// beside it.
-RotaryConfig read_rotary(const ConfigReader& reader, const FamilyRow& family) {
-  constexpr const char* kShare = "partial_rotary_factor";
-  const bool old_key = reader.is_set("rope_scaling") && !reader.value("rope_scaling", {}).empty();
-  const char* const key = old_key ? "rope_scaling" : "rope_parameters";
-  const bool is_set = reader.is_set(key);
-  const ConfigReader rope = is_set ? ConfigReader(reader, key) : reader;
-  const auto holder = [&](const char* name) { return rope.has(name) ? rope : reader; };
-  RotaryConfig rotary;
-  rotary.base = holder("rope_theta").number("rope_theta", rotary.base);
-  if (is_set) {
-    rope.require_known({"rope_type", "type", "rope_theta", kShare, "factor", "low_freq_factor",
-                        "high_freq_factor", "original_max_position_embeddings", "short_factor",
-                        "long_factor", "attention_factor"});
-    read_scaling(rope, reader, family, rotary);
-  }
-  const double share = holder(kShare).number(kShare, rotary.share);
-  if (family.family == GptFamily::kPhi3) {
-    rotary.share = share;
-  } else if (rotary.scaling != Scaling::kNone && share != 1.0) {
-    holder(kShare).refuse(kShare, "beside scaled frequencies must be 1 for this model_type");
-  }  // Without scaling, version 5 rotates all channels of the other families; 4 fails.
-  return rotary;
-}
-
-/// Windows begin at a layer and go on to the last.
+/// Windows begin at a layer and go on to the last, or the last of so many layers in a row has none.
 void read_layer_types(const ConfigReader& reader, GptConfig& config) {
   const json types = reader.value("layer_types", nullptr);
   const auto windowed = [](const json& type) { return type == kWindowed; };
@@ -108,18 +36,37 @@ void read_layer_types(const ConfigReader& reader, GptConfig& config) {
                   "layer");
   }
   const auto first = std::ranges::find_if(types, windowed);
-  if (!std::all_of(first, types.end(), windowed)) {
-    reader.refuse("layer_types", "only windows from one layer on to the last are computed here");
-  }
   if (first == types.end()) {
     config.window = 0;
-  } else if (config.window == 0) {
+    return;
+  }
+  if (config.window == 0) {
     reader.refuse("layer_types",
                   "sliding_window and use_sliding_window give those layers no window");
-  } else {
+  }
+  if (std::all_of(first, types.end(), windowed)) {
     config.first_window_layer = first - types.begin();
+    return;
+  }
+  config.window_period = std::ranges::find(types, json(kFull)) - types.begin() + 1;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    if (windowed(types[static_cast<std::size_t>(layer)]) == (config.window_of(layer) != 0))
+      continue;
+    reader.refuse("layer_types",
+                  "only windows from one layer on to the last, or in all layers but each n-th, are "
+                  "computed here");
   }
 }
+
+json layer_types_json(const GptConfig& config) {
+  json types = json::array();
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    types.push_back(config.window_of(layer) == 0 ? kFull : kWindowed);
+  }
+  return types;
+}
+
+namespace {
 
 /// A Mistral with layer_types is what transformers reads as a Ministral.
 void read_window(const ConfigReader& reader, const FamilyRow& family, GptConfig& config) {
@@ -160,6 +107,8 @@ std::int64_t read_head_width(const ConfigReader& reader, const GptConfig& config
   return config.width / config.heads;
 }
 
+bool is_gemma(const GptConfig& config) { return family_of(config).post_norms; }
+
 /// Refuses what transformers' class of the family does not have.
 void require_written(const GptConfig& config) {
   const FamilyRow& family = family_of(config);
@@ -168,17 +117,38 @@ void require_written(const GptConfig& config) {
     fail(ErrorCode::kConfig, "transformers' ", family.architecture, " has no ", what,
          ", so this model cannot be written as a Hugging Face folder");
   };
+  const bool gemma = is_gemma(config);
   if (config.rotary.share != 1.0 && !phi3) refuse("partial rotation");
-  if (config.rotary.scaling == Scaling::kLlama3 && phi3) refuse("llama3 scaling");
+  if (phi3 && config.rotary.scaling != Scaling::kNone &&
+      config.rotary.scaling != Scaling::kLongRope) {
+    refuse("scaling of rotary frequencies but by longrope");
+  }
+  if (config.window_rotary && config.family != GptFamily::kGemma3) {
+    refuse("rotary frequencies of their own in layers with a window");
+  }
+  if (config.attention_cap != 0.0 && config.family != GptFamily::kGemma2) {
+    refuse("soft cap of attention's scores");
+  }
+  if (config.logit_cap != 0.0 && !gemma) refuse("soft cap of logits");
+  if (config.attention_scalar != 0.0 && !gemma) refuse("scale of attention's scores");
   if (config.window != 0 && config.family == GptFamily::kLlama) refuse("windows");
   if (config.window != 0 && config.first_window_layer != 0 && phi3) {
     refuse("layers without a window before those with one");
+  }
+  if (config.window != 0 && config.window_period != 0 && phi3) {
+    refuse("layers without a window between those with one");
   }
 }
 
 }  // namespace
 
+std::int64_t written_context(const GptConfig& config) {
+  const RotaryConfig& rotary = config.rotary;
+  return rotary.scaling == Scaling::kDynamic ? rotary.trained_context : config.context_length;
+}
+
 GptConfig read_llama_config(const ConfigReader& reader, const FamilyRow& family) {
+  if (family.post_norms) return read_gemma_config(reader, family);
   const double epsilon = family.family == GptFamily::kPhi3 ? 1e-5 : 1e-6;
   GptConfig config{.vocab_size = reader.size("vocab_size"),
                    .context_length = reader.size("max_position_embeddings"),
@@ -199,13 +169,14 @@ GptConfig read_llama_config(const ConfigReader& reader, const FamilyRow& family)
 
 nlohmann::ordered_json llama_config_json(const GptConfig& config) {
   require_written(config);
+  if (is_gemma(config)) return gemma_config_json(config);
   const FamilyRow& family = family_of(config);
   const RotaryConfig& rotary = config.rotary;
   const double dropout = with_fewest_digits(config.dropout);
   nlohmann::ordered_json file{{"architectures", {std::string(family.architecture)}},
                               {"model_type", std::string(family.name)},
                               {"vocab_size", config.vocab_size},
-                              {"max_position_embeddings", config.context_length},
+                              {"max_position_embeddings", written_context(config)},
                               {"hidden_size", config.width},
                               {"intermediate_size", config.mlp_width_used()},
                               {"num_hidden_layers", config.layers},
@@ -235,27 +206,14 @@ nlohmann::ordered_json llama_config_json(const GptConfig& config) {
     file["use_sliding_window"] = config.window != 0;
     file["max_window_layers"] = config.window == 0 ? config.layers : config.first_window_layer;
   }
-  if (family.family == GptFamily::kMistral && config.window != 0 && config.first_window_layer > 0) {
-    for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-      file["layer_types"].push_back(layer < config.first_window_layer ? kFull : kWindowed);
-    }
+  const bool mistral = family.family == GptFamily::kMistral && config.first_window_layer > 0;
+  if (config.window != 0 && (mistral || config.window_period != 0)) {
+    file["layer_types"] = layer_types_json(config);
   }
-  if (rotary.scaling == Scaling::kLlama3) {
-    file["rope_scaling"] = {{"rope_type", "llama3"},
-                            {"factor", rotary.factor},
-                            {"low_freq_factor", rotary.low_frequency},
-                            {"high_freq_factor", rotary.high_frequency},
-                            {"original_max_position_embeddings", rotary.trained_context}};
-  } else if (rotary.scaling == Scaling::kLongRope) {
+  if (rotary.scaling == Scaling::kLongRope) {
     file["original_max_position_embeddings"] = rotary.trained_context;
-    // Version 4 wants these three keys, version 5 takes them, too.
-    file["rope_scaling"] = {{"type", "longrope"},
-                            {"short_factor", rotary.short_factors},
-                            {"long_factor", rotary.long_factors}};
-    if (rotary.amplitude != 0.0) file["rope_scaling"]["attention_factor"] = rotary.amplitude;
-  } else {
-    file["rope_scaling"] = nullptr;
   }
+  file["rope_scaling"] = rope_scaling_json(rotary);
   return file;
 }
 

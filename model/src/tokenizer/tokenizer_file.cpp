@@ -32,7 +32,7 @@ class FileReader {
     root_.must_be("version", "1.0");
     root_.must_be_null("truncation");
     root_.must_be_null("padding");
-    out_.pieces = is_metaspace() || !root_.has("pre_tokenizer");
+    out_.pieces = is_metaspace() || splits_at_spaces() || !root_.has("pre_tokenizer");
     if (out_.pieces) {
       read_space_marks();
       read_pieces_decoder(root_.need("decoder"));
@@ -50,6 +50,14 @@ class FileReader {
     if (!root_.has("pre_tokenizer")) return false;
     const Place place = root_.at("pre_tokenizer");
     return place.value.is_object() && place.has("type") && place.type() == "Metaspace";
+  }
+
+  /// As Gemma's files have it, behind a normaliser that leaves no space to split at.
+  bool splits_at_spaces() const {
+    if (!root_.has("pre_tokenizer")) return false;
+    const Place place = root_.at("pre_tokenizer");
+    return place.value.is_object() && place.has("type") && place.type() == "Split" &&
+           place.has("pattern") && place.at("pattern").value == json{{"String", " "}};
   }
 
   void read_byte_level_parts() {
@@ -94,8 +102,10 @@ class FileReader {
         }
       }
     }
-    if (root_.has("pre_tokenizer")) {
+    if (root_.has("pre_tokenizer") && !(replaces && splits_at_spaces())) {
       const Place place = root_.at("pre_tokenizer");
+      if (splits_at_spaces())
+        place.refuse("is Split at spaces without a normalizer that marks them", kOtherTokenizer);
       if (replaces)
         place.refuse("is Metaspace beside a normalizer that marks spaces", kOtherTokenizer);
       read_metaspace(place);

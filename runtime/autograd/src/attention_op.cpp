@@ -10,6 +10,7 @@ struct Sizes {
   std::int64_t batch, length, heads, head_dim, window;
   TensorView starts{};
   bool causal = true;
+  AttentionScores scores{};
 
   Shape qkv() const { return {batch, length, 3, heads, head_dim}; }
   Shape out() const { return {batch, length, heads, head_dim}; }
@@ -43,7 +44,8 @@ Tensor scratch(Tape& tape, const Sizes& sizes, DType dtype, bool backward) {
                                             .backward = backward,
                                             .window = sizes.window,
                                             .documents = static_cast<bool>(sizes.starts),
-                                            .causal = sizes.causal},
+                                            .causal = sizes.causal,
+                                            .soft_cap = sizes.scores.soft_cap != 0.0F},
                                            options.cuda_kernels)
           : attention_workspace_bytes(sizes.batch, sizes.length, sizes.heads, sizes.head_dim, dtype,
                                       options.threads);
@@ -73,7 +75,8 @@ void run_forward(Tape& tape, const Sizes& sizes, const TensorView& qkv, const Te
                                     .workspace = workspace,
                                     .window = sizes.window,
                                     .starts = sizes.starts,
-                                    .causal = sizes.causal},
+                                    .causal = sizes.causal,
+                                    .scores = sizes.scores},
                                    tape.stream());
   tape.charge(attention_cost(sizes, qkv.dtype, 2, 4));
 }
@@ -100,7 +103,8 @@ struct AttentionBackward {
                                          .workspace = workspace,
                                          .window = sizes.window,
                                          .starts = sizes.starts,
-                                         .causal = sizes.causal},
+                                         .causal = sizes.causal,
+                                         .scores = sizes.scores},
                                         tape.stream());
     }
     tape.charge(attention_cost(sizes, qkv_tensor.dtype(), 5, 8));
@@ -111,10 +115,11 @@ struct AttentionBackward {
 }  // namespace
 
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
-                const TensorView& starts, bool causal) {
+                const TensorView& starts, bool causal, const AttentionScores& scores) {
   Sizes sizes = sizes_of(qkv, heads, window);
   sizes.starts = starts;
   sizes.causal = causal;
+  sizes.scores = scores;
   Tensor lse = tape.activation(Shape{sizes.batch, sizes.heads, sizes.length}, DType::kFloat32,
                                "attention log-sum-exp");
   constexpr const char* kWhat = "attention output";
@@ -139,7 +144,7 @@ Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t w
 }
 
 Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
-                       const KeyValueCache& cache) {
+                       const KeyValueCache& cache, const AttentionScores& scores) {
   require(!tape.recording(), ErrorCode::kInvalidArgument,
           "cached_attention: keys and values are kept while nothing is recorded");
   const Sizes sizes = sizes_of(qkv, heads, window);
@@ -158,10 +163,11 @@ Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::in
        .keys = cache.keys.narrow(1, 0, length),
        .values = cache.values.narrow(1, 0, length),
        .out = is_first ? TensorView() : out.view().reshape(rows),
-       .window = window},
+       .window = window,
+       .scores = scores},
       tape.stream());
   // Nothing was there: attention of a whole sequence is made for many rows.
-  if (is_first) return attention(tape, qkv, heads, window);
+  if (is_first) return attention(tape, qkv, heads, window, {}, true, scores);
   const auto keys = static_cast<double>(window == 0 ? length : std::min(window, length));
   const auto channels = static_cast<double>(sizes.heads * sizes.head_dim);
   tape.charge({.flops = 4.0 * static_cast<double>(sizes.length) * keys * channels,

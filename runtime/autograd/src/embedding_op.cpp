@@ -40,7 +40,7 @@ GradientTarget positions_target(Tape& tape, Parameter* wpe, std::int64_t length)
 }
 
 void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parameter& wte,
-              Parameter* wpe, const TensorView& starts) {
+              Parameter* wpe, const TensorView& starts, float scale) {
   check_gradient(kEmbeddingOp, "wte", wte);
   const GradientTarget dwte = wte.gradient ? gradient_target(wte) : GradientTarget{};
   const GradientTarget dwpe = positions_target(tape, wpe, tokens.shape[1]);
@@ -51,7 +51,8 @@ void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parame
                                      .dwpe = dwpe.view,
                                      .accumulate_wte = dwte.accumulate,
                                      .accumulate_wpe = dwpe.accumulate,
-                                     .starts = starts},
+                                     .starts = starts,
+                                     .scale = scale},
                                     tape.stream());
   tape.charge(elementwise_cost(dx, 2, wpe == nullptr ? 3 : 5));
   if (dwte.view && !dwte.accumulate) tape.charge(elementwise_cost(dwte.view, 0, 1));
@@ -60,22 +61,28 @@ void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parame
 }  // namespace
 
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
-                const TensorView& starts) {
+                const TensorView& starts, float scale) {
   check_arguments(tokens, wte, wpe);
+  scale = rounded_to(wte.value.dtype, scale);
   const std::int64_t length = tokens.shape[1];
   Tensor x = tape.activation(Shape{tokens.shape[0], length, wte.value.shape[1]}, wte.value.dtype,
                              "embedding output");
   const TensorView positions = wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
-  tape.kernels().embedding_forward(
-      {.tokens = tokens, .wte = wte.value, .wpe = positions, .x = x, .starts = starts},
-      tape.stream());
+  tape.kernels().embedding_forward({.tokens = tokens,
+                                    .wte = wte.value,
+                                    .wpe = positions,
+                                    .x = x,
+                                    .starts = starts,
+                                    .scale = scale},
+                                   tape.stream());
   tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
-  return tape.split_output(std::move(x), [tokens, &wte, wpe, starts](Tape& t, const Tensor& dx) {
-    if (!wte.trainable && (wpe == nullptr || !wpe->trainable)) return;
-    t.write_gradients({&wte, wpe}, [tokens, dx, &wte, wpe, starts](Tape& later) {
-      backward(later, tokens, dx, wte, wpe, starts);
-    });
-  });
+  return tape.split_output(
+      std::move(x), [tokens, &wte, wpe, starts, scale](Tape& t, const Tensor& dx) {
+        if (!wte.trainable && (wpe == nullptr || !wpe->trainable)) return;
+        t.write_gradients({&wte, wpe}, [tokens, dx, &wte, wpe, starts, scale](Tape& later) {
+          backward(later, tokens, dx, wte, wpe, starts, scale);
+        });
+      });
 }
 
 }  // namespace tessera::ops

@@ -45,7 +45,8 @@ void run_forward(Tape& tape, const HeadShapes& shapes, const HeadsOptions& o,
                                 .amplitude = o.amplitude,
                                 .epsilon = o.epsilon,
                                 .starts = o.starts,
-                                .first_position = o.first_position},
+                                .first_position = o.first_position,
+                                .gamma_offset = o.gamma_offset},
                                tape.stream());
   tape.charge(elementwise_cost(packed, 4, 1));
   tape.charge(elementwise_cost(qkv, 0, 1));
@@ -98,7 +99,8 @@ struct HeadsBackward {
          .amplitude = options.amplitude,
          .epsilon = options.epsilon,
          .accumulate_parameters = sums != nullptr && sums->accumulate,
-         .starts = options.starts},
+         .starts = options.starts,
+         .gamma_offset = options.gamma_offset},
         tape.stream());
     if (sums != nullptr) sums->finish(tape);
     tape.charge(elementwise_cost(d_packed, from ? 14 : 4, from ? 2 : 1));

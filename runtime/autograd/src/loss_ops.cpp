@@ -50,11 +50,18 @@ Tensor becoming_gradient(Tape& tape, const Value& x, const char* what) {
   return gradient;
 }
 
+/// Of a loss fused with the product that makes its logits.
+struct LossOptions {
+  std::int32_t ignore_index = -1;
+  float soft_cap = 0.0F;  ///< of the logits; 0: none
+};
+
 /// The three products of one chunk share one piece of scratch for the logits.
 class ChunkedLoss {
  public:
-  ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, std::int64_t chunk_rows)
-      : tape_(tape), x_(x), weight_(weight), vocab_size_(weight.value.shape[0]) {
+  ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, const LossOptions& options,
+              std::int64_t chunk_rows)
+      : tape_(tape), x_(x), weight_(weight), options_(options), vocab_size_(weight.value.shape[0]) {
     // Rows of logits start at multiples of 64 bytes, on a GPU of 128 elements, so that every
     // leading dimension of the products is aligned. Of the products one has V columns, one V rows
     // and one a depth of V: on a GPU an odd V costs the fast algorithms, so the zeros behind the
@@ -71,8 +78,7 @@ class ChunkedLoss {
   /// losses (rows) of rows [begin, begin + rows). With `gradients`: adds to the weight's and, if
   /// wanted, writes these rows of dx (which may be x).
   void run(std::int64_t begin, std::int64_t rows, const TensorView& targets,
-           std::int32_t ignore_index, const TensorView& losses, const TensorView& dx,
-           bool gradients) {
+           const TensorView& losses, const TensorView& dx, bool gradients) {
     const TensorView padded(scratch_.view().data, x_.dtype, Shape{rows, stride_});
     const TensorView logits = padded.narrow(1, 0, columns_);
     const TensorView x = x_.narrow(0, begin, rows);
@@ -82,9 +88,10 @@ class ChunkedLoss {
                                    .targets = targets.narrow(0, begin, rows),
                                    .losses = losses.narrow(0, begin, rows),
                                    .vocab_size = vocab_size_,
-                                   .ignore_index = ignore_index,
+                                   .ignore_index = options_.ignore_index,
                                    .gradient = gradients,
                                    .scale = tape_.options().loss_scale,
+                                   .soft_cap = options_.soft_cap,
                                    .hits = hits_of(tape_)},
                                   tape_.stream());
     tape_.charge(elementwise_cost(logits, kSoftmaxFlops, gradients ? 2 : 1));
@@ -115,6 +122,7 @@ class ChunkedLoss {
   Tape& tape_;
   TensorView x_;
   Parameter& weight_;
+  LossOptions options_;
   std::int64_t vocab_size_;
   std::int64_t columns_;  ///< of the products: the vocabulary and the zeros behind it
   std::int64_t stride_;   ///< of a row of logits
@@ -123,7 +131,8 @@ class ChunkedLoss {
 
 /// `dx` may be empty, or x.
 void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView& targets,
-                std::int32_t ignore_index, const Tensor& losses, const Tensor& dx, bool gradients) {
+                const LossOptions& options, const Tensor& losses, const Tensor& dx,
+                bool gradients) {
   const std::int64_t rows = leading_rows(x.shape()), vocab_size = weight.value.shape[0];
   const std::int64_t chunk_rows = cross_entropy_chunk_rows(rows, vocab_size, tape.options().device);
   require(rows / chunk_rows < kMaxChunks, ErrorCode::kConfig,
@@ -132,18 +141,17 @@ void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView
           " rows of logits; take a smaller micro-batch, sequence length or vocabulary");
   const TensorView flat_targets = targets.flat();
   const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
-  ChunkedLoss loss(tape, as_matrix(x), weight, std::min(rows, chunk_rows));
+  ChunkedLoss loss(tape, as_matrix(x), weight, options, std::min(rows, chunk_rows));
   for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
-    loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, ignore_index, losses, dx2,
-             gradients);
+    loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, losses, dx2, gradients);
   }
 }
 
 /// `losses` of which backward computes the gradients, with the logits once more: see
 /// TapeOptions::loss_backward_apart.
 Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorView& targets,
-            std::int32_t ignore_index) {
-  auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, ignore_index](
+            const LossOptions& options) {
+  auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, options](
                       Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
     check_gradient("linear_cross_entropy", "weight", weight);
     Tensor x_tensor = saved.get();
@@ -152,11 +160,19 @@ Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorV
         t.activation(Shape{leading_rows(x_tensor.shape())}, DType::kFloat32, "losses, once more");
     Tensor dx;
     if (x_id >= 0) dx = reuse_or_allocate(t, x_tensor, "head input gradient");
-    run_chunks(t, x_tensor, weight, targets, ignore_index, again, dx, true);
+    run_chunks(t, x_tensor, weight, targets, options, again, dx, true);
     x_tensor = {};  // now dx has its memory to itself
     t.add_gradient(x_id, std::move(dx));
   };
   return tape.split_output(std::move(losses), std::move(backward));
+}
+
+/// Logits that nobody else holds, capped in place unless the cap is 0.
+Value capped(Tape& tape, Value logits, float soft_cap) {
+  if (soft_cap == 0.0F) return logits;
+  tape.kernels().soft_cap({.x = logits.tensor, .y = logits.tensor, .cap = soft_cap}, tape.stream());
+  tape.charge(elementwise_cost(logits.tensor, 8, 2));
+  return logits;
 }
 
 }  // namespace
@@ -221,7 +237,7 @@ std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size
 }
 
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
-                           std::int32_t ignore_index) {
+                           std::int32_t ignore_index, float soft_cap) {
   constexpr const char* kOp = "linear_cross_entropy";
   const TensorView& w = weight.value;
   require(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape()),
@@ -230,19 +246,20 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_compute_dtype(kOp, "weight", w, x.dtype());
   check_gradient(kOp, "weight", weight);
-  if (tape.options().predicts) return linear(tape, x, weight, nullptr);
+  if (tape.options().predicts) return capped(tape, linear(tape, x, weight, nullptr), soft_cap);
   tape.expect_classes(w.shape[0]);
   const std::int64_t rows = leading_rows(x.shape());
   check_targets(kOp, targets, rows);
+  const LossOptions options{.ignore_index = ignore_index, .soft_cap = soft_cap};
 
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
   if (tape.recording() && tape.options().loss_backward_apart) {
-    run_chunks(tape, x.tensor, weight, targets, ignore_index, losses, {}, false);
-    return apart(tape, std::move(losses), std::move(x), weight, targets, ignore_index);
+    run_chunks(tape, x.tensor, weight, targets, options, losses, {}, false);
+    return apart(tape, std::move(losses), std::move(x), weight, targets, options);
   }
   Tensor dx;
   if (tape.recording() && x.id >= 0) dx = reuse_or_allocate(tape, x.tensor, "head input gradient");
-  run_chunks(tape, x.tensor, weight, targets, ignore_index, losses, dx, tape.recording());
+  run_chunks(tape, x.tensor, weight, targets, options, losses, dx, tape.recording());
   return loss_output(tape, std::move(losses), x.id, std::move(dx));
 }
 

@@ -17,6 +17,11 @@ Statistics allocate_statistics(Tape& tape, std::int64_t rows) {
           .rstd = tape.activation(Shape{rows}, DType::kFloat32, "layer norm rstd")};
 }
 
+/// Of an RMS norm, which has no mean.
+Statistics allocate_rms_statistics(Tape& tape, std::int64_t rows) {
+  return {.mean = {}, .rstd = tape.activation(Shape{rows}, DType::kFloat32, "RMS norm rstd")};
+}
+
 void check_arguments(const char* op, const Value& x, const Parameter& gamma,
                      const Parameter* beta) {
   require(x.shape().rank() >= 1, ErrorCode::kInvalidArgument, op, ": x is a scalar");
@@ -34,6 +39,7 @@ struct NormBackward {
   Statistics statistics;
   Parameter& gamma;
   Parameter* beta;  ///< null in an RMS norm, which has no mean either
+  float gamma_offset = 0.0F;
 
   void operator()(Tape& tape, Tensor dy) {
     Tensor collected = tape.take_gradient(x_id);
@@ -69,7 +75,8 @@ struct NormBackward {
          .dx = as_matrix(dx),
          .dgamma = sums.first,
          .dbeta = sums.second,
-         .accumulate_parameters = sums.accumulate},
+         .accumulate_parameters = sums.accumulate,
+         .gamma_offset = gamma_offset},
         tape.stream());
     sums.finish(tape);
     tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
@@ -108,51 +115,70 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) 
                            NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta});
 }
 
-Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon) {
+Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon, float gamma_offset) {
   check_arguments("rms_norm", x, gamma, nullptr);
-  Statistics statistics{
-      .mean = {},
-      .rstd = tape.activation(Shape{leading_rows(x.shape())}, DType::kFloat32, "RMS norm rstd")};
+  Statistics statistics = allocate_rms_statistics(tape, leading_rows(x.shape()));
   Tensor y = tape.activation(x.shape(), x.dtype(), "RMS norm output");
   tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
                                      .gamma = gamma.value,
                                      .y = as_matrix(y),
                                      .rstd = statistics.rstd,
-                                     .epsilon = epsilon},
+                                     .epsilon = epsilon,
+                                     .gamma_offset = gamma_offset},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 4, 2));
-  return tape.split_output(std::move(y),
-                           NormBackward{x.id, Saved(x), std::move(statistics), gamma, nullptr});
+  return tape.split_output(std::move(y), NormBackward{x.id, Saved(x), std::move(statistics), gamma,
+                                                      nullptr, gamma_offset});
 }
 
-SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
-                          Parameter& beta) {
-  constexpr const char* kOp = "add_layer_norm";
-  check_arguments(kOp, x, gamma, &beta);
-  check_operand(kOp, "residual", residual.tensor, x.shape(), x.dtype());
+namespace {
+
+/// What is added and normalised: without `beta` by an RMS norm.
+SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, Parameter& gamma,
+                    Parameter* beta, float epsilon, float gamma_offset) {
+  check_arguments(op, x, gamma, beta);
+  check_operand(op, "residual", residual.tensor, x.shape(), x.dtype());
   const int ids[] = {x.id, residual.id};
-  Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
+  const std::int64_t rows = leading_rows(x.shape());
+  Statistics statistics =
+      beta != nullptr ? allocate_statistics(tape, rows) : allocate_rms_statistics(tape, rows);
   Tensor sum = reuse_or_allocate(tape, x.tensor, "residual sum");
-  Tensor y = tape.activation(sum.shape(), sum.dtype(), "layer norm output");
-  tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
-                                     .residual = as_matrix(residual.tensor),
-                                     .sum = as_matrix(sum),
-                                     .gamma = gamma.value,
-                                     .beta = beta.value,
-                                     .y = as_matrix(y),
-                                     .mean = statistics.mean,
-                                     .rstd = statistics.rstd,
-                                     .epsilon = kEpsilon},
-                                    tape.stream());
-  tape.charge(elementwise_cost(y, 9, 4));
+  Tensor y = tape.activation(sum.shape(), sum.dtype(), "norm output");
+  tape.kernels().layer_norm_forward(
+      {.x = as_matrix(x.tensor),
+       .residual = as_matrix(residual.tensor),
+       .sum = as_matrix(sum),
+       .gamma = gamma.value,
+       .beta = beta != nullptr ? beta->value : TensorView(),
+       .y = as_matrix(y),
+       .mean = statistics.mean ? statistics.mean.view() : TensorView(),
+       .rstd = statistics.rstd,
+       .epsilon = epsilon,
+       .gamma_offset = gamma_offset},
+      tape.stream());
+  tape.charge(elementwise_cost(y, beta != nullptr ? 9 : 5, 4));
 
   Value sum_value = tape.split_output(std::move(sum), [ids](Tape& t, Tensor gradient) {
     t.add_gradient(ids[0], gradient);
     t.add_gradient(ids[1], std::move(gradient));
   });
-  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma, &beta};
+  NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma,
+                        beta,         gamma_offset};
   Value norm = tape.split_output(std::move(y), std::move(backward));
   return {.sum = std::move(sum_value), .norm = std::move(norm)};
+}
+
+}  // namespace
+
+SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
+                          Parameter& beta) {
+  return add_norm(tape, "add_layer_norm", std::move(x), residual, gamma, &beta, kEpsilon, 0.0F);
+}
+
+SumAndNorm add_rms_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma, float epsilon,
+                        float gamma_offset) {
+  return add_norm(tape, "add_rms_norm", std::move(x), residual, gamma, nullptr, epsilon,
+                  gamma_offset);
 }
 
 }  // namespace tessera::ops

@@ -122,6 +122,12 @@ Cost elementwise_cost(const TensorView& view, double flops_per_element, double p
           .bytes = passes * static_cast<double>(view.bytes())};
 }
 
+float rounded_to(DType dtype, float value) {
+  if (dtype == DType::kBFloat16) return static_cast<float>(bfloat16(value));
+  if (dtype == DType::kFloat16) return static_cast<float>(float16(value));
+  return value;
+}
+
 Tensor reuse_or_allocate(Tape& tape, const Tensor& tensor, const char* what) {
   if (tensor.use_count() == 1) return tensor;
   return tape.activation(tensor.shape(), tensor.dtype(), what);

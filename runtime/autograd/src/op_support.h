@@ -90,6 +90,9 @@ Cost gelu_backward_cost(const TensorView& view);
 /// `flops_per_element` for each element, and `passes` over memory of one such tensor.
 Cost elementwise_cost(const TensorView& view, double flops_per_element, double passes);
 
+/// The number as a tensor of that compute dtype has it.
+float rounded_to(DType dtype, float value);
+
 /// `tensor` itself if it may be overwritten, else fresh memory of its shape.
 Tensor reuse_or_allocate(Tape& tape, const Tensor& tensor, const char* what);
 

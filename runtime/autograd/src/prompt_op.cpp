@@ -5,8 +5,8 @@
 // A prompt of trained rows in front of the embeddings of each sequence (prompt tuning: Lester et
 // al. 2021), made of copies alone: the rows of a sequence lie one behind the other.
 //
-//   x[b] = prompt | wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P rows]
-//   y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
+//   x[b] = prompt | scale wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P
+//   rows] y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
 
 namespace tessera::ops {
 namespace {
@@ -47,7 +47,7 @@ void add_prompt_gradient(Tape& tape, const TensorView& dx, Parameter& prompt) {
 }  // namespace
 
 Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
-                         const Parameter* wpe, Parameter& prompt) {
+                         const Parameter* wpe, Parameter& prompt, float scale) {
   require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
           kPromptOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
           to_string(tokens.dtype));
@@ -64,7 +64,11 @@ Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& 
   {
     const Tensor words =
         tape.activation(Shape{batch, length, width}, wte.value.dtype, "embedding output");
-    tape.kernels().embedding_forward({.tokens = tokens, .wte = wte.value, .wpe = {}, .x = words},
+    tape.kernels().embedding_forward({.tokens = tokens,
+                                      .wte = wte.value,
+                                      .wpe = {},
+                                      .x = words,
+                                      .scale = rounded_to(wte.value.dtype, scale)},
                                      tape.stream());
     tape.charge(elementwise_cost(words, 0, 2));
     for (std::int64_t b = 0; b < batch; ++b) {

@@ -115,6 +115,9 @@ void swiglu_forward(const SwigluForwardArgs& a, Stream& /*stream*/) {
 void swiglu_backward(const SwigluBackwardArgs& a, Stream& /*stream*/) {
   record("swiglu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
+void soft_cap(const SoftCapArgs& a, Stream& /*stream*/) {
+  record("soft_cap", a.x, bytes_of({&a.x, &a.y}));
+}
 void scale_columns_forward(const ScaleColumnsForwardArgs& a, Stream& /*stream*/) {
   record("scale_columns_forward", a.x, bytes_of({&a.x, &a.scale, &a.y, &a.kept}));
 }
@@ -238,6 +241,7 @@ KernelTable recording_kernels() {
   table.silu_backward = silu_backward;
   table.swiglu_forward = swiglu_forward;
   table.swiglu_backward = swiglu_backward;
+  table.soft_cap = soft_cap;
   table.scale_columns_forward = scale_columns_forward;
   table.scale_columns_backward = scale_columns_backward;
   table.heads_forward = heads_forward;

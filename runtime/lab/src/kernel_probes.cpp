@@ -140,6 +140,7 @@ void add_elementwise_kernels(std::vector<KernelProbe>& probes, DType t, std::int
   unary(&KernelTable::gelu_forward, [](View x, View y) { return GeluForwardArgs{x, y}; });
   unary(&KernelTable::silu_forward, [](View x, View y) { return SiluForwardArgs{x, y}; });
   unary(&KernelTable::relu_forward, [](View x, View y) { return ReluForwardArgs{x, y}; });
+  unary(&KernelTable::soft_cap, [](View x, View y) { return SoftCapArgs{x, y, 30.0F}; });
   binary(&KernelTable::gelu_backward, [](View x, View dy, View dx) {
     return GeluBackwardArgs{x, dy, dx};
   });

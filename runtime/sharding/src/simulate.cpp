@@ -45,7 +45,8 @@ void record_attention(const Args& args, Stream& stream) {
                               .backward = kBackward,
                               .window = args.window,
                               .documents = static_cast<bool>(args.starts),
-                              .causal = args.causal});
+                              .causal = args.causal,
+                              .soft_cap = args.scores.soft_cap != 0.0F});
   if constexpr (kBackward) {
     attention_kernels->attention_backward(args, stream);
   } else {

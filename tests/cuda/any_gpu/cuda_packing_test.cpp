@@ -51,6 +51,21 @@ Model small_qwen() {
                    .window = 4});
 }
 
+/// Soft caps of scores and logits, and a window in each second layer.
+Model small_gemma() {
+  return make_gpt({.vocab_size = test::kVocabulary,
+                   .context_length = kLength,
+                   .layers = 2,
+                   .heads = 2,
+                   .width = 16,
+                   .family = GptFamily::kGemma2,
+                   .kv_heads = 1,
+                   .window = 4,
+                   .window_period = 2,
+                   .attention_cap = 2.0,
+                   .logit_cap = 3.0});
+}
+
 Trained run(const Model& model, const TrainerOptions& options,
             const BatchSource& data = PackedTokens()) {
   Trained result;
@@ -66,7 +81,8 @@ Trained run(const Model& model, const TrainerOptions& options,
 TEST(CudaPacking, StrategiesAndGraphsGiveTheSameBits) {
   for (const auto& [model, precision] : {std::pair{small_gpt(), DType::kFloat32},
                                          {small_gpt(), DType::kBFloat16},
-                                         {small_qwen(), DType::kBFloat16}}) {
+                                         {small_qwen(), DType::kBFloat16},
+                                         {small_gemma(), DType::kBFloat16}}) {
     SCOPED_TRACE(concat(model.name, " ", to_string(precision)));
     TrainerOptions options = cuda_options("full_shard", 1);
     options.precision = precision;
@@ -89,7 +105,7 @@ TEST(CudaPacking, StrategiesAndGraphsGiveTheSameBits) {
 }
 
 TEST(CudaPacking, OneDocumentIsASampleThatIsNotPacked) {
-  for (const Model& model : {small_gpt(), small_qwen()}) {
+  for (const Model& model : {small_gpt(), small_qwen(), small_gemma()}) {
     const TrainerOptions options = cuda_options("full_shard", 2);
     const Trained plain = run(model, options, CountingTokens());
     expect_same_bits(run(model, options, PackedTokens(false)), plain);
@@ -98,7 +114,7 @@ TEST(CudaPacking, OneDocumentIsASampleThatIsNotPacked) {
 }
 
 TEST(CudaPacking, LossesAreNearThoseOfTheCpu) {
-  for (const Model& model : {small_gpt(), small_qwen()}) {
+  for (const Model& model : {small_gpt(), small_qwen(), small_gemma()}) {
     TrainerOptions options = cuda_options("full_shard", 2);
     const Trained on_gpu = run(model, options);
     options.device = DeviceChoice::kCpu;

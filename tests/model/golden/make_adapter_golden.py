@@ -39,6 +39,9 @@ CASES = {
                                      exclude_modules=["k_proj"])),
     "phi3_ia3": ("phi3", IA3, dict(target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
                                    feedforward_modules=["gate_up_proj"], modules_to_save=["lm_head"])),
+    "gemma2": ("gemma2", LORA, dict(r=3, lora_alpha=6, target_modules="all-linear",
+                                    modules_to_save=["post_feedforward_layernorm"])),
+    "gemma3_ia3": ("gemma3", IA3, dict()),
 }
 
 

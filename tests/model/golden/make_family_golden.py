@@ -2,7 +2,8 @@
 """Writes families/<name>/, small random models of each family as transformers writes them, and beside each
 <name>.json and <name>.bin: what transformers computes with it.
 
-Run by hand, with transformers 5: python3 make_family_golden.py
+Run by hand, with transformers 5: python3 make_family_golden.py [NAME...]
+With names only these are written; without any the folder is made anew.
 Everything is computed in float64 from the weights as stored and stored in float32; the same computation in float32
 gives "fp32_error" of each tensor (largest difference over largest magnitude), and in bfloat16 the "bf16_error" of the
 logits and of the worst gradient: how far a correct implementation may be. The format is that of gpt2.json, and of
@@ -16,6 +17,7 @@ the names there:
 import json
 import pathlib
 import shutil
+import sys
 
 import torch
 import transformers
@@ -40,19 +42,35 @@ CASES = {
     "phi3_longrope": ("Phi3", dict(original_max_position_embeddings=16, rope_parameters=dict(
         rope_type="longrope", rope_theta=100.0, partial_rotary_factor=1.0, short_factor=LONG,
         long_factor=[2.0, 3.0]))),
+    # Soft caps that bend what they cap, and a width whose root is no number of bfloat16.
+    "gemma2": ("Gemma2", dict(hidden_size=20, head_dim=8, query_pre_attn_scalar=6, sliding_window=7,
+                              attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    "gemma3": ("Gemma3", dict(hidden_size=20, head_dim=8, query_pre_attn_scalar=6, sliding_window=7,
+                              num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+                              rope_parameters=dict(
+                                  full_attention=dict(rope_type="linear", rope_theta=500.0, factor=8.0),
+                                  sliding_attention=dict(rope_type="default", rope_theta=100.0)))),
+    "llama_yarn": ("Llama", dict(rms_norm_eps=1e-5, head_dim=8, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0, original_max_position_embeddings=16))),
+    # Sequences are longer than what the model was trained with.
+    "qwen2_dynamic": ("Qwen2", dict(max_position_embeddings=16, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=500.0, factor=3.0))),
 }
+TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
 def make_model(family, more, seed):
     """Larger than a real initialisation, so that every path carries weight."""
     torch.manual_seed(seed)
-    config = getattr(transformers, family + "Config")(**{**SIZES, **more})
+    config = getattr(transformers, TEXT_CONFIGS.get(family, family + "Config"))(**{**SIZES, **more})
     config._attn_implementation = "eager"
     model = getattr(transformers, family + "ForCausalLM")(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             normal = torch.randn(parameter.shape)
-            parameter.copy_(1 + 0.1 * normal if "norm" in name else 0.2 * normal)
+            # Gemma's norms have weights that are differences from 1.
+            one = 0 if family.startswith("Gemma") else 1
+            parameter.copy_(one + 0.1 * normal if "norm" in name else 0.2 * normal)
     return model.eval()
 
 
@@ -91,9 +109,12 @@ def relative_error(a, b):
 
 
 def main():
-    shutil.rmtree(HERE, ignore_errors=True)
-    HERE.mkdir()
+    if len(sys.argv) == 1:
+        shutil.rmtree(HERE, ignore_errors=True)
+    HERE.mkdir(exist_ok=True)
     for seed, (name, (family, more)) in enumerate(CASES.items()):
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
         folder = HERE / name
         make_model(family, more, seed).save_pretrained(folder)
         (folder / "generation_config.json").unlink(missing_ok=True)

@@ -19,7 +19,8 @@ import transformers
 
 HERE = pathlib.Path(__file__).parent
 FOLDERS = {"llama": "families/llama", "mistral": "families/mistral", "qwen2_window": "families/qwen2_window",
-           "qwen3": "families/qwen3", "gpt2": "adapters/gpt2_base"}
+           "qwen3": "families/qwen3", "gpt2": "adapters/gpt2_base", "gemma2": "families/gemma2",
+           "gemma3": "families/gemma3"}
 DOCUMENTS = [[7, 1, 9, 5, 2], [3, 15, 6], [24]]
 
 

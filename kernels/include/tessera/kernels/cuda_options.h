@@ -40,6 +40,7 @@ struct CudaAttentionCall {
   std::int64_t window = 0;  ///< 0: none
   bool documents = false;   ///< several in a sequence
   bool causal = true;
+  bool soft_cap = false;  ///< of the scores
 
   auto operator<=>(const CudaAttentionCall&) const = default;
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -67,6 +68,8 @@ struct LayerNormForwardArgs {
   TensorView y{};              // (rows, C); T
   TensorView mean{}, rstd{};   // (rows); fp32; saved for backward; mean: none in an RMS norm
   float epsilon = 1e-5F;
+  /// Added to gamma in an RMS norm: 1 where weights are differences from 1, as Gemma's are.
+  float gamma_offset = 0.0F;
 };
 
 /// dx = gradient through the normalisation [+ d_residual]; dgamma and dbeta are summed over rows.
@@ -80,6 +83,7 @@ struct LayerNormBackwardArgs {
   TensorView dx{};               // (rows, C); T; may alias dy
   TensorView dgamma{}, dbeta{};  // (C); fp32, bf16 or fp16; optional (with a mean both or none)
   bool accumulate_parameters = false;  ///< add to dgamma and dbeta instead of overwriting
+  float gamma_offset = 0.0F;           ///< as in forward
 };
 
 /// y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form of GELU.
@@ -121,17 +125,30 @@ struct ReluBackwardArgs {
   TensorView dx{};  // T; may alias dy
 };
 
-/// y = silu(gate) * up, the gated linear unit of Llama's MLP (Shazeer 2020).
+/// f of a gated linear unit, y = f(gate) * up (Shazeer 2020): SwiGLU of Llama's MLP, or GeGLU with
+/// the tanh form of GELU, of Gemma's.
+enum class GateFunction : std::uint8_t { kSilu, kGelu };
+
+/// y = f(gate) * up.
 struct SwigluForwardArgs {
   TensorView x{};  // (rows, 2 F); T: F columns of gate, then F of up
   TensorView y{};  // (rows, F); T
+  GateFunction function = GateFunction::kSilu;
 };
 
-/// d gate = dy * up * silu'(gate), d up = dy * silu(gate).
+/// d gate = dy * up * f'(gate), d up = dy * f(gate).
 struct SwigluBackwardArgs {
   TensorView x{};   // (rows, 2 F); T
   TensorView dy{};  // (rows, F); T
   TensorView dx{};  // (rows, 2 F); T; may alias x
+  GateFunction function = GateFunction::kSilu;
+};
+
+/// y = cap * tanh(x / cap), which keeps y within (-cap, cap).
+struct SoftCapArgs {
+  TensorView x{};  // any shape; T
+  TensorView y{};  // same shape; may alias x
+  float cap = 0.0F;
 };
 
 /// y = x * scale, each column by its own number: (IA)^3 (Liu et al. 2022).
@@ -175,6 +192,7 @@ struct HeadsForwardArgs {
   float epsilon = 1e-6F;            ///< of the norms
   TensorView starts{};              // (B, L); int32; optional: see [Note: documents]
   std::int64_t first_position = 0;  ///< of the first place of each sequence
+  float gamma_offset = 0.0F;        ///< added to the gammas, as in LayerNormForwardArgs
 };
 /// Gradients of heads that serve several queries are added in order of the queries. Those of gamma
 /// are summed over rows and heads.
@@ -189,10 +207,23 @@ struct HeadsBackwardArgs {
   float epsilon = 1e-6F;
   bool accumulate_parameters = false;  ///< add to dq_gamma and dk_gamma instead of overwriting
   TensorView starts{};                 // as in forward
+  float gamma_offset = 0.0F;           ///< as in forward
 };
 inline constexpr std::int64_t kMaxHeadWidth = 512;
 
-/// Multi-head attention, softmax(q k^T / sqrt(D)) v. If it is causal, keys after the query are
+/// What the softmax of attention is taken of: z = scale q k^T, or with a soft cap, as Gemma 2 has
+/// it, cap * tanh(z / cap).
+struct AttentionScores {
+  float scale = 0.0F;     ///< 0: 1 / sqrt(D)
+  float soft_cap = 0.0F;  ///< 0: none
+
+  float scale_of(std::int64_t head_dim) const {
+    return scale != 0.0F ? scale : 1.0F / std::sqrt(static_cast<float>(head_dim));
+  }
+  bool operator==(const AttentionScores&) const = default;
+};
+
+/// Multi-head attention, softmax(scores) v. If it is causal, keys after the query are
 /// masked, and with a window those `window` and more positions before it (Beltagy et al. 2020);
 /// else a query sees all keys, and there is neither window nor starts.
 struct AttentionForwardArgs {
@@ -203,6 +234,7 @@ struct AttentionForwardArgs {
   std::int64_t window = 0;  ///< 0: none
   TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
   bool causal = true;
+  AttentionScores scores{};
 };
 struct AttentionBackwardArgs {
   TensorView d_out{};       // (B, L, H, D); T
@@ -214,6 +246,7 @@ struct AttentionBackwardArgs {
   std::int64_t window = 0;  ///< 0: none
   TensorView starts{};      // (B, L); int32; optional: see [Note: documents]
   bool causal = true;
+  AttentionScores scores{};
 };
 
 /// y = a b, element by element; all of one shape.
@@ -254,17 +287,19 @@ struct CachedAttentionArgs {
   TensorView keys{}, values{};  // (K, S, D); T; rows contiguous, heads may be strided; K divides H
   TensorView out{};             // (N, H, D); T; contiguous; optional
   std::int64_t window = 0;      ///< as in AttentionForwardArgs
+  AttentionScores scores{};
 };
 
-/// x (B, L, C) = wte[token] [+ wpe[position]].
+/// x (B, L, C) = scale * wte[token] [+ wpe[position]].
 struct EmbeddingForwardArgs {
   TensorView tokens{};  // (B, L); int32, each in [0, V)
   TensorView wte{};     // (V, C); T
   TensorView wpe{};     // (>= L, C); T; optional
   TensorView x{};       // (B, L, C); T
   TensorView starts{};  // (B, L); int32; optional: see [Note: documents]
+  float scale = 1.0F;
 };
-/// dwte[token] [+]= dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
+/// dwte[token] [+]= scale * dx, dwpe[position] [+]= dx. Rows are added in order of (b, l).
 struct EmbeddingBackwardArgs {
   TensorView tokens{};          // (B, L); int32
   TensorView dx{};              // (B, L, C); T
@@ -273,6 +308,7 @@ struct EmbeddingBackwardArgs {
   bool accumulate_wte = false;  ///< add to dwte; otherwise it is zeroed first
   bool accumulate_wpe = false;
   TensorView starts{};  // as in forward
+  float scale = 1.0F;
 };
 
 /// Identifies one stream of random numbers; see philox.h. Element i of a tensor always draws the
@@ -310,6 +346,8 @@ struct CrossEntropyArgs {
   std::int32_t ignore_index = -1;
   bool gradient = true;
   TensorView scale{};  // (1); fp32; optional: multiplies the gradient
+  /// Not 0: the softmax is that of soft_cap * tanh(logits / soft_cap).
+  float soft_cap = 0.0F;
   /// (kHitWords) int64; optional, without gradient: the rows that are not ignored are added to the
   /// second word, and to the first those of them whose largest logit is the target's. Of equal
   /// logits the first counts, as in torch.argmax.
@@ -472,6 +510,7 @@ struct KernelTable {
   void (*relu_backward)(const ReluBackwardArgs&, Stream&);
   void (*swiglu_forward)(const SwigluForwardArgs&, Stream&);
   void (*swiglu_backward)(const SwigluBackwardArgs&, Stream&);
+  void (*soft_cap)(const SoftCapArgs&, Stream&);
   void (*scale_columns_forward)(const ScaleColumnsForwardArgs&, Stream&);
   void (*scale_columns_backward)(const ScaleColumnsBackwardArgs&, Stream&);
   void (*heads_forward)(const HeadsForwardArgs&, Stream&);

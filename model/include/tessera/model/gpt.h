@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,16 +15,24 @@ namespace tessera {
 /// How the position of a token enters attention in all families but GPT-2: channels i and i + R/2
 /// of a head's first R channels are turned by position * frequency i (RoFormer, Su et al. 2021).
 struct RotaryConfig {
-  enum class Scaling : std::uint8_t { kNone, kLlama3, kLongRope };
+  enum class Scaling : std::uint8_t { kNone, kLlama3, kLongRope, kLinear, kDynamic, kYarn };
 
   double base = 10000.0;  ///< frequency i is base^(-2 i / R) before scaling
   double share = 1.0;     ///< R = head width * share, rounded down
   Scaling scaling = Scaling::kNone;
-  double factor = 1.0;  ///< kLlama3: long waves become so many times longer
+  /// So many times longer become waves: all (kLinear), or the long ones (kLlama3, kYarn). kDynamic:
+  /// the base grows with sequences longer than `trained_context`, by so much for each of its
+  /// lengths.
+  double factor = 1.0;
   double low_frequency = 1.0, high_frequency = 4.0;  ///< kLlama3: where that begins and ends
-  std::int64_t trained_context = 0;  ///< of the model before its context was made longer
-  /// kLongRope: what cosine and sine are multiplied by; 0: as context_length / trained_context
-  /// asks.
+  /// kYarn: turns within the trained context of the shortest waves that become longer, and of the
+  /// longest that do not by the whole factor; and whether both ends are rounded to whole channels.
+  double fast_turns = 32.0, slow_turns = 1.0;
+  bool whole_channels = true;
+  /// Of the model before its context was made longer; kLlama3, kLongRope, kDynamic and kYarn.
+  std::int64_t trained_context = 0;
+  /// What cosine and sine are multiplied by; 0: kLongRope: as context_length / trained_context
+  /// asks; kYarn: as the factor asks.
   double amplitude = 0.0;
   /// kLongRope: divisors of the R/2 frequencies for sequences up to `trained_context` and beyond.
   std::vector<double> short_factors{}, long_factors{};
@@ -32,8 +41,18 @@ struct RotaryConfig {
 };
 
 /// Decoder-only transformers that share one skeleton: a norm before attention and MLP, residuals
-/// around both, one more norm before the head. What differs is in gpt_family.h, a row for each.
-enum class GptFamily : std::uint8_t { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kPhi3 };
+/// around both (Gemma: with a norm on their way), one more norm before the head. What differs is in
+/// gpt_family.h, a row for each.
+enum class GptFamily : std::uint8_t {
+  kGpt2,
+  kLlama,
+  kMistral,
+  kQwen2,
+  kQwen3,
+  kPhi3,
+  kGemma2,
+  kGemma3
+};
 
 struct GptConfig {
   std::int64_t vocab_size = 256;
@@ -50,8 +69,13 @@ struct GptConfig {
   std::int64_t mlp_width = 0;   ///< hidden channels of the MLP; 0: 4 * width
   std::int64_t window = 0;      ///< a token attends to that many, itself included; 0: to all before
   std::int64_t first_window_layer = 0;  ///< earlier layers attend to all
+  std::int64_t window_period = 0;  ///< and so does the last of so many layers in a row; 0: none
   float norm_epsilon = 1e-5F;
+  double attention_scalar = 0.0;  ///< scores are divided by its root; 0: the width of a head
+  double attention_cap = 0.0;     ///< soft cap of the scores; 0: none
+  double logit_cap = 0.0;         ///< soft cap of the logits; 0: none
   RotaryConfig rotary{};
+  std::optional<RotaryConfig> window_rotary{};  ///< of layers with a window, if not the same
   /// Trained instead of the model's own parameters, in any family.
   AdapterConfig adapter{};
   /// How the matrices of the blocks that adapters leave frozen are stored: those that transformers
@@ -63,6 +87,15 @@ struct GptConfig {
   std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
   std::int64_t head_width_used() const { return head_width == 0 ? width / heads : head_width; }
   std::int64_t mlp_width_used() const { return mlp_width == 0 ? 4 * width : mlp_width; }
+  /// Of a layer; 0: it attends to all.
+  std::int64_t window_of(std::int64_t layer) const {
+    const bool is_full =
+        layer < first_window_layer || (window_period != 0 && (layer + 1) % window_period == 0);
+    return is_full ? 0 : window;
+  }
+  const RotaryConfig& rotary_of(std::int64_t layer) const {
+    return window_rotary && window_of(layer) != 0 ? *window_rotary : rotary;
+  }
 
   friend bool operator==(const GptConfig&, const GptConfig&) = default;
 };

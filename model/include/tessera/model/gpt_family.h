@@ -4,6 +4,7 @@
 #include <span>
 #include <string_view>
 
+#include "tessera/kernels/kernel_table.h"
 #include "tessera/model/gpt.h"
 
 namespace tessera {
@@ -19,6 +20,10 @@ struct FamilyRow {
   bool qkv_bias = false;          ///< of query, key and value; GPT-2 has biases everywhere
   bool head_norm = false;         ///< RMS norm of each query and key before their rotation
   bool fused_files = false;       ///< files have qkv_proj and gate_up_proj as we do
+  bool post_norms = false;        ///< norms of what attention and MLP add to the residual, too
+  bool scaled_embedding = false;  ///< embeddings times the root of the width
+  GateFunction gate = GateFunction::kSilu;
+  float norm_offset = 0.0F;  ///< added to the weights of RMS norms, which begin as 1 less that
   /// The modules that PEFT adapts unless told; empty: it must be told.
   std::array<std::string_view, 2> lora_targets{};
   std::array<std::string_view, 3> ia3_targets{};
@@ -30,11 +35,15 @@ std::span<const FamilyRow> gpt_families();
 const FamilyRow& family_of(const GptConfig& config);
 
 /// The frequencies of a head's rotation in radians per token, R / 2 of them, for sequences of
-/// `length` tokens, computed as transformers does in modeling_rope_utils.py.
-std::vector<float> rotary_frequencies(const GptConfig& config, std::int64_t length);
-/// The factor of cosine and sine; 1 but for kLongRope.
-float rotary_amplitude(const GptConfig& config);
-/// Longrope's factor for a context that became `factor` times as long.
+/// `length` tokens, computed as transformers does in modeling_rope_utils.py. `rotary` is one of the
+/// configuration's.
+std::vector<float> rotary_frequencies(const GptConfig& config, const RotaryConfig& rotary,
+                                      std::int64_t length);
+/// Whether those of sequences longer than the trained context are others.
+bool depends_on_length(const RotaryConfig& rotary);
+/// What cosine and sine are multiplied by; 1 but for kLongRope and kYarn.
+float rotary_amplitude(const GptConfig& config, const RotaryConfig& rotary);
+/// What longrope has for a context that became `factor` times as long.
 double longrope_amplitude(double factor, std::int64_t trained_context);
 
 }  // namespace tessera

@@ -51,16 +51,20 @@ Value mlp(Tape& tape, Value x, MlpParameters parameters, const Value* residual =
 /// Normalisation of the last dimension C; gamma, beta (C).
 Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta);
 
-/// x / sqrt(mean(x^2) + epsilon) * gamma over the last dimension C; gamma (C).
-Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon);
+/// x / sqrt(mean(x^2) + epsilon) * (gamma + gamma_offset) over the last dimension C; gamma (C).
+Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon,
+               float gamma_offset = 0.0F);
 
 struct SumAndNorm {
   Value sum;   ///< x + residual
-  Value norm;  ///< layer_norm(sum)
+  Value norm;  ///< of the sum
 };
 /// Residual addition and layer norm in one pass over memory. `x` becomes the sum.
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
                           Parameter& beta);
+/// The same with an RMS norm.
+SumAndNorm add_rms_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma, float epsilon,
+                        float gamma_offset = 0.0F);
 
 /// GELU, tanh form. Dropped and recomputed under selective recomputation. In place of `x` when
 /// nothing is recorded.
@@ -75,6 +79,8 @@ Value relu(Tape& tape, Value x);
 /// silu(gate) * up of x (..., 2 F) = gate | up -> (..., F). Dropped and recomputed under selective
 /// recomputation.
 Value swiglu(Tape& tape, Value x);
+/// The same with GELU's tanh form instead of SiLU.
+Value geglu(Tape& tape, Value x);
 
 /// How `heads` makes attention's input; see HeadsForwardArgs.
 struct HeadsOptions {
@@ -84,6 +90,7 @@ struct HeadsOptions {
   Parameter* q_gamma = nullptr;  ///< (width); both or none; must outlive the tape
   Parameter* k_gamma = nullptr;
   float epsilon = 1e-6F;
+  float gamma_offset = 0.0F;        ///< added to the gammas
   TensorView starts{};              ///< (B, L) int32; must outlive the tape; none: see `attention`
   std::int64_t first_position = 0;  ///< of the first place of each sequence; without recording
 };
@@ -99,7 +106,8 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 /// place where its document begins. Dropped and recomputed under selective recomputation. Throws
 /// Error{kUnavailable} if a GPU is given documents.
 Value attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window = 0,
-                const TensorView& starts = {}, bool causal = true);
+                const TensorView& starts = {}, bool causal = true,
+                const AttentionScores& scores = {});
 
 /// Keys and values of a sequence, of which `positions` are there.
 struct KeyValueCache {
@@ -109,7 +117,7 @@ struct KeyValueCache {
 /// The same for the N next positions of one sequence, qkv (1, N, 3 C) -> (1, N, C), whose keys and
 /// values are stored behind those that are there. Without recording.
 Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
-                       const KeyValueCache& cache);
+                       const KeyValueCache& cache, const AttentionScores& scores = {});
 
 /// a + b. `a` becomes the sum.
 Value add(Tape& tape, Value a, const Value& b);
@@ -133,16 +141,17 @@ Value mean_rows(Tape& tape, const Value& x);
 /// The identity when probability is 0 or the tape is not for training.
 Value dropout(Tape& tape, Value x, float probability);
 
-/// x (B, L, C) = wte[token] + wpe[position]; tokens (B, L) int32, read again in backward. Without
-/// `wpe`, x = wte[token]. Positions are those within documents if there are `starts`.
+/// x (B, L, C) = scale * wte[token] + wpe[position]; tokens (B, L) int32, read again in backward.
+/// Without `wpe`, x = scale * wte[token]. Positions are those within documents if there are
+/// `starts`. The scale is first rounded to the dtype of `wte`, as it would be in a tensor.
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
-                const TensorView& starts = {});
+                const TensorView& starts = {}, float scale = 1.0F);
 
-/// x (B, P + L, C): the P rows of `prompt` (P, C), then wte[token] of tokens (B, L) int32, of each
-/// sequence; with `wpe` positions are added, those of the prompt first. Of the three the prompt
-/// alone has a gradient (prompt tuning: Lester et al. 2021).
+/// x (B, P + L, C): the P rows of `prompt` (P, C), then scale * wte[token] of tokens (B, L) int32,
+/// of each sequence; with `wpe` positions are added, those of the prompt first. Of the three the
+/// prompt alone has a gradient (prompt tuning: Lester et al. 2021).
 Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
-                         const Parameter* wpe, Parameter& prompt);
+                         const Parameter* wpe, Parameter& prompt, float scale = 1.0F);
 
 /// x (B, T, C) without the first `count` rows of each sequence: (B, T - count, C).
 Value without_first(Tape& tape, const Value& x, std::int64_t count);
@@ -165,9 +174,10 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
 /// cross_entropy(x weight^T) without the logits of the whole batch: rows are taken in chunks, and
 /// while recording each chunk's gradients are computed at once; so weight.gradient, unlike those of
 /// other operations, is written in forward. x (..., C) becomes its own gradient; weight (V, C);
-/// targets (rows elements) int32 -> losses (rows) fp32.
+/// targets (rows elements) int32 -> losses (rows) fp32. With a soft cap the logits are soft_cap *
+/// tanh(x weight^T / soft_cap).
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
-                           std::int32_t ignore_index = -1);
+                           std::int32_t ignore_index = -1, float soft_cap = 0.0F);
 
 /// Loss per row, (rows) fp32: the mean of (x - target)^2 over the last dimension of x (..., C);
 /// targets (as many elements) fp32. Its mean over rows is PyTorch's mse_loss. `x` becomes its own
