@@ -43,9 +43,9 @@ TEST(CudaRanges, HaveTheNamesOfActions) {
   trainer.train();
   EXPECT_EQ(seen.depth(), 0) << "ranges that begin and end";
   const TrainingPlan plan = make_training_plan({model, data}, options);
-  for (const Action& action : plan.schedule.actions) {
+  for (const Action& action : plan.schedule().actions) {
     if (action.operation->run == nullptr) continue;  // nothing is launched
-    const std::string name = describe(plan.schedule, action);
+    const std::string name = describe(plan.schedule(), action);
     EXPECT_TRUE(seen.names().contains(name)) << name;
   }
 }

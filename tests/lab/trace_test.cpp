@@ -150,7 +150,7 @@ TEST_F(RunTraces, HaveEveryActionAndDependencyOfTheirSteps) {
   const Trainer trainer(model_, data_, options(2));
   const TrainingSummary summary = trainer.train();
   EXPECT_EQ(summary.traced_steps, 3);
-  const Schedule& schedule = trainer.plan().schedule;
+  const Schedule& schedule = trainer.plan().schedule();
   const Json file = read();
   const test::CheckedTrace trace(file);
   EXPECT_EQ(trace.actions().size(), 2 * 3 * schedule.actions.size());
@@ -286,8 +286,8 @@ TEST_F(RunTraces, OfAnEvaluationAreOfItsBatches) {
   session.evaluate();
   EXPECT_EQ(session.traced_steps(), 3);
   const test::CheckedTrace trace(read());
-  EXPECT_EQ(trace.actions().size(), 2 * 3 * session.plan().evaluation->actions.size());
-  EXPECT_EQ(trace.arrows(), 2 * 3 * waits_of(*session.plan().evaluation));
+  EXPECT_EQ(trace.actions().size(), 2 * 3 * session.plan().evaluation->ranks.front().actions.size());
+  EXPECT_EQ(trace.arrows(), 2 * 3 * waits_of(session.plan().evaluation->ranks.front()));
 }
 
 /// Rank 0 stands for all.
@@ -296,17 +296,17 @@ TEST(SimulatedTraces, HaveTheStepAndItsMemory) {
   const test::TinyData data;
   const TrainingPlan plan =
       make_training_plan({model, data}, {.strategy = "full_shard", .ranks = 8});
-  const Program program{&plan.schedule, &data};
+  const Program program{&plan.schedule(), &data};
   ExecutorOptions options = executor_options(plan.options);
   options.cost = [](const Schedule&, const Action& action) {
     return action.operation->run != nullptr ? 1.03e-5 : 0.0;
   };
   const std::vector<ActionSpan> spans =
-      simulate(plan.schedule, plan.layout, model, data, options).spans;
+      simulate(plan.schedule(), plan.layout, model, data, options).spans;
   const test::CheckedTrace trace(
       Json(to_trace(program, plan.layout, model, options, spans, "full_shard")));
-  EXPECT_EQ(trace.actions().size(), plan.schedule.actions.size());
-  EXPECT_EQ(trace.arrows(), waits_of(plan.schedule));
+  EXPECT_EQ(trace.actions().size(), plan.schedule().actions.size());
+  EXPECT_EQ(trace.arrows(), waits_of(plan.schedule()));
   expect_memory(trace, 0, plan.memory);
   for (const Lane lane : {Lane::kGather, Lane::kReduce}) {
     double told = 0.0;
