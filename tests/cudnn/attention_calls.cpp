@@ -90,8 +90,8 @@ class CudnnCalls : public testing::Test {
   }
 
   bool forward() {
-    return cudnn_attention_forward({.qkv = qkv(), .out = out(), .lse = lse(), .starts = starts()},
-                                   stream_);
+    return cudnn_attention_forward(
+        {.qkv = qkv(), .out = out(), .lse = lse(), .starts = starts(), .scores = scores_}, stream_);
   }
   bool backward() {
     return cudnn_attention_backward({.d_out = d_out(),
@@ -99,7 +99,8 @@ class CudnnCalls : public testing::Test {
                                      .out = out(),
                                      .lse = lse(),
                                      .d_qkv = d_qkv(),
-                                     .starts = starts()},
+                                     .starts = starts(),
+                                     .scores = scores_},
                                     stream_);
   }
   void set(const CudaKernelOptions& options) { set_cuda_kernel_options(stream_, options); }
@@ -115,6 +116,7 @@ class CudnnCalls : public testing::Test {
   DType dtype_ = DType::kBFloat16;
   std::int64_t offset_ = 0;  // bytes
   bool documents_ = false;
+  AttentionScores scores_{};
   std::vector<std::byte> tensors_[5]{std::vector<std::byte>(64), std::vector<std::byte>(64),
                                      std::vector<std::byte>(64), std::vector<std::byte>(64),
                                      std::vector<std::byte>(64)};
@@ -174,9 +176,21 @@ TEST_F(CudnnCalls, OthersAreLeftToOurKernelsWithTheReason) {
   documents_ = true;
   EXPECT_FALSE(forward() || backward());
   EXPECT_EQ(fallback(), "cuDNN's attention is used without the documents of packed samples");
+  documents_ = false;
+  scores_.soft_cap = 50.0F;
+  EXPECT_FALSE(forward() || backward());
+  EXPECT_EQ(fallback(), "cuDNN's attention is used without a soft cap of the scores");
   EXPECT_TRUE(stub().executions.empty());
   // Of these, the only one that no plan tells; later ones do not hide it.
   EXPECT_EQ(cuda_attention(stream_).unforeseen, "a tensor is not aligned to 16 bytes");
+}
+
+/// Which is a number in the graph.
+TEST_F(CudnnCalls, TakesAnyScaleOfTheScores) {
+  scores_.scale = 0.25F;
+  stub().engines = {{}};
+  EXPECT_TRUE(forward() && backward());
+  EXPECT_EQ(fallback(), "");
 }
 
 TEST_F(CudnnCalls, TheReasonGoesOnceCudnnRuns) {
