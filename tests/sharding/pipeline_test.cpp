@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/extent.h"
+#include "support/pipeline_parity.h"
 #include "support/small_run.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
@@ -63,20 +64,6 @@ TEST(PipelineOrders, GoOnWithAnyNumbersOfStagesMicroStepsAndMessages) {
         }
       }
     }
-  }
-}
-
-void expect_same(const SmallRun& run, const SmallResult& one, const std::string& what) {
-  const SmallResult many = train(run);
-  EXPECT_EQ(many.losses, one.losses) << what;
-  EXPECT_EQ(many.norms, one.norms) << what;
-  EXPECT_TRUE(same_bits(many.parameters, one.parameters)) << what;
-  for (std::size_t stage = 0; stage < many.stages.size(); ++stage) {
-    const StageResult& s = many.stages[stage];
-    EXPECT_EQ(s.predicted.total, s.measured.total) << what << ", stage " << stage;
-    EXPECT_EQ(s.predicted, s.measured) << what << ", stage " << stage;
-    EXPECT_EQ(s.predicted_host, s.measured_host) << what << ", stage " << stage;
-    EXPECT_EQ(s.predicted_traffic, s.counted_traffic) << what << ", stage " << stage;
   }
 }
 
@@ -191,13 +178,6 @@ std::vector<Choice> sampled(const std::vector<Option>& options, std::size_t at_l
   return choices;
 }
 
-/// The same steps without a pipeline.
-SmallRun in_one_stage(SmallRun run) {
-  run.first_layers.clear();
-  run.tied_apart = true;
-  return run;
-}
-
 TEST(Pipeline, EveryPairOfOptionsHasTheBitsOfOneStage) {
   const std::vector<Option> all = options();
   const std::vector<Choice> choices = sampled(all, 200);
@@ -213,85 +193,6 @@ TEST(Pipeline, EveryPairOfOptionsHasTheBitsOfOneStage) {
     run.reduce_dtype = DType::kFloat32;
     expect_same(run, train(in_one_stage(run)), text);
     if (HasFailure()) return;
-  }
-}
-
-/// A pipeline on virtual clocks: costs by what an action is.
-struct VirtualPipeline {
-  std::vector<int> first_layers;
-  PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
-  int micro_steps = 8;
-  int prefetch = 1;
-  std::map<int, double> forward, backward;  ///< by layer; 0 of the others
-  double message = 0.0;
-};
-
-/// Virtual seconds from the first pass to the last, of all pipeline ranks.
-double makespan(const VirtualPipeline& virtual_pipeline) {
-  const auto layers = static_cast<int>(virtual_pipeline.forward.size()) - 2;
-  SmallRun run{.layers = layers,
-               .first_layers = virtual_pipeline.first_layers,
-               .pipeline_order = virtual_pipeline.order,
-               .pipeline_prefetch = virtual_pipeline.prefetch,
-               .strategy = "no_shard",
-               .micro_steps = virtual_pipeline.micro_steps};
-  GptConfig config = small_gpt();
-  config.layers = run.layers;
-  config.tie_embedding = false;
-  const Model model = make_gpt(config);
-  const RandomTokens source(11, 61, true);
-  const ModelLayout layout = layout_of(run, model);
-  const StepPlan step = plan_step(layout, plan_options(run, model, layout, source));
-  require_valid(step);
-  ExecutorOptions options = executor_options(run);
-  options.cost = [&](const Schedule&, const Action& action) {
-    if (action.operation->is_message) return action.operation == &operations::kSend ||
-                                                     action.operation == &operations::kReceive
-                                                 ? virtual_pipeline.message
-                                                 : 0.0;
-    if (!action.operation->is_pass) return 0.0;
-    const PassParts& parts = action.operation->parts;
-    return (parts.forward ? virtual_pipeline.forward.at(action.layer) : 0.0) +
-           (parts.backward ? virtual_pipeline.backward.at(action.layer) : 0.0);
-  };
-  std::vector<std::vector<Program>> ranks;
-  for (const Schedule& schedule : step.ranks) ranks.push_back({{&schedule, &source}});
-  const std::vector<ExecutorOptions> all(ranks.size(), options);
-  double end = 0.0;
-  for (const Simulation& rank :
-       simulate(ranks, layout, model, state_options(step.ranks.front()), all)) {
-    for (const ActionSpan& span : rank.spans) end = std::max(end, span.end);
-  }
-  return end;
-}
-
-/// Equal stages, of which each costs F forward and B backward: one block is what costs.
-VirtualPipeline equal_stages(int stages, double f, double b) {
-  VirtualPipeline even{.first_layers = {}, .forward = {}, .backward = {}};
-  for (int s = 0; s < stages; ++s) even.first_layers.push_back(s == 0 ? 0 : s + 1);
-  for (int layer = 0; layer < stages + 2; ++layer) {
-    const bool block = layer > 0 && layer <= stages;
-    even.forward[layer] = block ? f : 0.0;
-    even.backward[layer] = block ? b : 0.0;
-  }
-  return even;
-}
-
-TEST(PipelineTimes, AreTheClosedForms) {
-  for (const PipelineOrder order : kOrders) {
-    for (const int stages : {1, 2, 4, 8}) {
-      for (const int micro_steps : {1, 3, 4, 8, 32}) {
-        for (const int prefetch : {0, 1, 2}) {
-          VirtualPipeline even = equal_stages(stages, 1.0, 2.0);
-          even.order = order;
-          even.micro_steps = micro_steps;
-          even.prefetch = prefetch;
-          EXPECT_DOUBLE_EQ(makespan(even), (micro_steps + stages - 1) * 3.0)
-              << to_string(order) << ", " << stages << " stages, " << micro_steps
-              << " micro-steps, " << prefetch << " messages ahead";
-        }
-      }
-    }
   }
 }
 

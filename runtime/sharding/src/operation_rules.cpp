@@ -586,8 +586,10 @@ void copy_input(ContentWalk& walk, const Action& action) {
   if (!walk.require_that(
           schedule.role(activation) == Role::kActivation && schedule.keeps_input(layer), name,
           " is not the input of a recomputed layer, which alone may leave") ||
-      !walk.require_that(on_host == schedule.input_on_host(layer), "copies ", name,
-                         " from or to another buffer than its layer's on the host")) {
+      !walk.require_that(
+          schedule.buffers[static_cast<std::size_t>(on_host)].kind == BufferKind::kInput &&
+              schedule.buffers[static_cast<std::size_t>(on_host)].layer == layer,
+          "copies ", name, " from or to another buffer than its layer's on the host")) {
     return;
   }
   walk.require_that(!to.adds, "adds where it copies");
@@ -701,11 +703,11 @@ void results(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, norms == nullptr ? 2 : 3, 1)) return;
   walk.read(*tokens);
   const Content losses = walk.read(*loss);
-  const bool has_losses = walk.schedule().is_here(static_cast<int>(walk.schedule().layers.size()) - 1);
+  const bool has_losses =
+      walk.schedule().is_here(static_cast<int>(walk.schedule().layers.size()) - 1);
   const int expected = has_losses ? walk.schedule().micro_steps : 0;
-  walk.require_that(losses.begin == 0 && losses.end == expected, "'",
-                    to_string(BufferKind::kLoss), "' holds the losses of ", losses.end, " of ",
-                    expected, " micro-steps");
+  walk.require_that(losses.begin == 0 && losses.end == expected, "'", to_string(BufferKind::kLoss),
+                    "' holds the losses of ", losses.end, " of ", expected, " micro-steps");
   if (norms != nullptr) {
     walk.read(*norms);
     for (int u = 0; u < static_cast<int>(walk.schedule().units.size()); ++u) {

@@ -107,8 +107,9 @@ class Parser {
  public:
   explicit Parser(std::span<const Operation* const> operations) : operations_(operations) {}
 
-  Schedule parse(std::string_view text) {
-    std::size_t number = 0;
+  /// Errors count the lines before the text, too.
+  Schedule parse(std::string_view text, std::size_t lines_before) {
+    std::size_t number = lines_before;
     for (std::size_t begin = 0; begin < text.size();) {
       const std::size_t end = std::min(text.find('\n', begin), text.size());
       ++number;
@@ -446,7 +447,11 @@ class Parser {
 Schedule parse_schedule(std::string_view text) { return parse_schedule(text, all_operations()); }
 
 Schedule parse_schedule(std::string_view text, std::span<const Operation* const> operations) {
-  return Parser(operations).parse(text);
+  return Parser(operations).parse(text, 0);
+}
+
+Schedule parse_schedule(std::string_view text, std::size_t lines_before) {
+  return Parser(all_operations()).parse(text, lines_before);
 }
 
 }  // namespace tessera

@@ -195,11 +195,14 @@ int PipelineOptions::stage_of(int layer) const {
 }
 
 std::vector<StagePass> pipeline_passes(PipelineOrder order, const PipelineShape& shape, int rank) {
+  require(shape.stages == shape.ranks, ErrorCode::kConfig, "pipeline schedule ", to_string(order),
+          " runs one stage on each pipeline rank, and there are ", shape.stages, " stages for ",
+          shape.ranks, shape.ranks == 1 ? " rank" : " ranks");
   return row_of(order).passes(shape, rank);
 }
 
-std::vector<std::vector<StageEvent>> with_messages(const std::vector<std::vector<StagePass>>& passes,
-                                                   const PipelineShape& shape, int prefetch) {
+std::vector<std::vector<StageEvent>> with_messages(
+    const std::vector<std::vector<StagePass>>& passes, const PipelineShape& shape, int prefetch) {
   return Lowering(passes, shape, prefetch).run();
 }
 

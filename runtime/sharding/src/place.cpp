@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,10 +16,14 @@ Tier tier_of_buffer(const Schedule& schedule, int buffer) {
   return schedule.buffers[static_cast<std::size_t>(buffer)].tier;
 }
 
+/// Whether a pass is the first that reads what its layer's forward has kept.
+bool is_first_of_backward(const Action& pass) {
+  return !pass.operation->parts.forward && pass.operation->parts.backward;
+}
+
 class Placing {
  public:
-  explicit Placing(Schedule& schedule)
-      : schedule_(schedule), updates_(schedule, actions_), inputs_(schedule.layers.size(), -1) {}
+  explicit Placing(Schedule& schedule) : schedule_(schedule), updates_(schedule, actions_) {}
 
   void run();
 
@@ -42,20 +47,42 @@ class Placing {
   Schedule& schedule_;
   std::vector<Action> actions_;
   PlaceUpdates updates_;
-  std::vector<int> inputs_;  ///< by layer: its buffer on the host
+  std::map<std::pair<int, int>, int> inputs_;  ///< by layer and micro-step: the buffer on the host
 };
 
+/// As many buffers for a layer as micro-steps are between its forward and its backward at a time.
 void Placing::add_inputs() {
-  for (int l = 0; l < static_cast<int>(inputs_.size()); ++l) {
-    const auto place = static_cast<std::size_t>(l);
-    if (!leaves(l)) continue;
-    inputs_[place] = add_buffer(schedule_, {.name = schedule_.layers[place].name + ".input@host",
-                                            .kind = BufferKind::kInput,
-                                            .role = Role::kActivation,
-                                            .layer = l,
-                                            .format = schedule_.parameter_dtype,
-                                            .numel = schedule_.offload_activations[place],
-                                            .tier = Tier::kHost});
+  if (schedule_.offload_activations.empty()) return;
+  const auto layers = schedule_.layers.size();
+  std::vector<std::vector<int>> held(layers);  // by layer and buffer: the micro-step; -1: none
+  std::vector<std::map<int, std::size_t>> places(layers);  // by layer and micro-step: which buffer
+  for (const Action& action : schedule_.actions) {
+    if (!action.operation->is_pass || !leaves(action.layer)) continue;
+    const auto layer = static_cast<std::size_t>(action.layer);
+    if (action.operation == &operations::kForward) {
+      auto free = std::ranges::find(held[layer], -1);
+      if (free == held[layer].end()) free = held[layer].insert(free, -1);
+      *free = action.micro_step;
+      places[layer][action.micro_step] = static_cast<std::size_t>(free - held[layer].begin());
+    } else if (is_first_of_backward(action)) {
+      std::ranges::replace(held[layer], action.micro_step, -1);
+    }
+  }
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const auto first = static_cast<int>(schedule_.buffers.size());
+    for (std::size_t b = 0; b < held[layer].size(); ++b) {
+      add_buffer(schedule_, {.name = concat(schedule_.layers[layer].name, ".input",
+                                            b > 0 ? concat(b + 1) : std::string(), "@host"),
+                             .kind = BufferKind::kInput,
+                             .role = Role::kActivation,
+                             .layer = static_cast<int>(layer),
+                             .format = schedule_.parameter_dtype,
+                             .numel = schedule_.offload_activations[layer],
+                             .tier = Tier::kHost});
+    }
+    for (const auto& [micro_step, place] : places[layer]) {
+      inputs_[{static_cast<int>(layer), micro_step}] = first + static_cast<int>(place);
+    }
   }
 }
 
@@ -168,9 +195,10 @@ void Placing::pass(Action action) {
   }
   action.reads = std::move(reads);
   const bool is_forward = action.operation == &operations::kForward;
-  const bool is_backward = !action.operation->parts.forward && action.operation->parts.backward;
+  const bool is_backward = is_first_of_backward(action);
   const int layer = action.layer;
-  const Operand there{.buffer = inputs_[static_cast<std::size_t>(layer)]};
+  const auto on_host = inputs_.find({layer, action.micro_step});
+  const Operand there{.buffer = on_host == inputs_.end() ? -1 : on_host->second};
   const auto push = [&](const Operation& operation, const Operand& written) {
     actions_.push_back({.operation = &operation, .writes = {written}});
   };

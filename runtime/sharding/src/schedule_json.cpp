@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kPipelineRanks = "pipeline_ranks";  // key of a list of schedules
+
 template <typename Item>
 Json names_of(const std::vector<Item>& items, const std::vector<int>& indices) {
   Json names = Json::array();
@@ -113,13 +115,12 @@ std::string to_text(const Json& json) {
   for (const auto& [name, words] : json.at("policy").items()) {
     text += concat("policy ", plain(Json(name)), ' ', plain(words), '\n');
   }
-  add_lines(text, json, "units",
-            [&](const Json& unit) {
-              std::string line = concat("unit ", word(unit.at("name")));
-              if (unit.contains("rank")) line += concat(" rank ", plain(unit.at("rank")));
-              if (unit.contains("mirrors")) line += concat(" mirrors ", word(unit.at("mirrors")));
-              return line;
-            });
+  add_lines(text, json, "units", [&](const Json& unit) {
+    std::string line = concat("unit ", word(unit.at("name")));
+    if (unit.contains("rank")) line += concat(" rank ", plain(unit.at("rank")));
+    if (unit.contains("mirrors")) line += concat(" mirrors ", word(unit.at("mirrors")));
+    return line;
+  });
   for (const Json& unit : json.at("units")) {
     add_lines(text, unit, "flats", [&](const Json& flat) {
       const std::string decoded = flat.contains("decoded_numel")
@@ -281,6 +282,32 @@ Schedule schedule_from_json(const Json& json) {
     fail(ErrorCode::kConfig, "the JSON is no schedule: ", error.what());
   }
   return parse_schedule(text);
+}
+
+Json to_json(const StepPlan& step) {
+  if (step.ranks.size() == 1) return to_json(step.ranks.front());
+  Json ranks = Json::array();
+  for (const Schedule& schedule : step.ranks) ranks.push_back(to_json(schedule));
+  return {{kPipelineRanks, ranks}};
+}
+
+StepPlan step_plan_from_json(const Json& json) {
+  StepPlan step;
+  if (!json.is_object() || !json.contains(kPipelineRanks)) {
+    step.ranks.push_back(schedule_from_json(json));
+    return step;
+  }
+  const Json& ranks = json.at(kPipelineRanks);
+  require(ranks.is_array() && !ranks.empty(), ErrorCode::kConfig, "the JSON is no step plan: '",
+          kPipelineRanks, "' must be a list of schedules");
+  for (const Json& schedule : ranks) {
+    try {
+      step.ranks.push_back(schedule_from_json(schedule));
+    } catch (const Error& error) {
+      fail(ErrorCode::kConfig, "pipeline rank ", step.ranks.size(), ": ", error.what());
+    }
+  }
+  return step;
 }
 
 }  // namespace tessera

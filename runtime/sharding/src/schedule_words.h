@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -16,5 +17,8 @@ inline constexpr std::string_view kScheduleTitle = "schedule 5";  // the version
 /// unquote_name is the inverse; throws Error{kConfig}.
 std::string quote_name(std::string_view name);
 std::string unquote_name(std::string_view word);
+
+/// parse_schedule() of a part of a longer text, of which errors count the lines.
+Schedule parse_schedule(std::string_view text, std::size_t lines_before);
 
 }  // namespace tessera

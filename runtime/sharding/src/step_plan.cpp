@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "gradient_sums.h"
+#include "schedule_words.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/contents.h"
 #include "tessera/sharding/plan.h"
@@ -22,6 +23,22 @@ std::size_t find_rank_line(std::string_view text, std::size_t from) {
     from = end + 1;
   }
   return text.npos;
+}
+
+std::size_t lines_of(std::string_view text) {
+  return static_cast<std::size_t>(std::ranges::count(text, '\n'));
+}
+
+/// Before the first schedule there are empty lines and comments at most.
+void require_nothing_in(std::string_view text) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = text.substr(begin, end - begin);
+    const std::size_t word = line.find_first_not_of(" \t\r");
+    require(word == line.npos || line[word] == '#', ErrorCode::kConfig, "line ",
+            lines_of(text.substr(0, begin)) + 1, ": '", line, "' where '", kRankLine, "0' belongs");
+    begin = end + 1;
+  }
 }
 
 }  // namespace
@@ -60,17 +77,18 @@ StepPlan parse_step_plan(std::string_view text) {
     step.ranks.push_back(parse_schedule(text));
     return step;
   }
+  require_nothing_in(text.substr(0, begin));
   while (begin != text.npos) {
     const std::size_t body = std::min(text.find('\n', begin), text.size());
     const std::size_t end = find_rank_line(text, body);
     const std::string_view name = text.substr(begin, body - begin);
-    const auto line = std::ranges::count(text.substr(0, begin), '\n') + 1;
-    require(name == concat(kRankLine, step.ranks.size()), ErrorCode::kConfig, "line ", line, ": '",
-            name, "' where '", kRankLine, step.ranks.size(), "' belongs");
+    const std::size_t lines = lines_of(text.substr(0, begin));
+    require(name == concat(kRankLine, step.ranks.size()), ErrorCode::kConfig, "line ", lines + 1,
+            ": '", name, "' where '", kRankLine, step.ranks.size(), "' belongs");
     try {
-      step.ranks.push_back(parse_schedule(text.substr(body, end - body)));
+      step.ranks.push_back(parse_schedule(text.substr(body, end - body), lines));
     } catch (const Error& error) {
-      fail(ErrorCode::kConfig, "the schedule that begins after line ", line, ": ", error.what());
+      fail(ErrorCode::kConfig, "pipeline rank ", step.ranks.size(), ": ", error.what());
     }
     begin = end;
   }

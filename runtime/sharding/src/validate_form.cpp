@@ -100,8 +100,11 @@ class FormCheck {
     if (buffer.tier == Tier::kDevice || buffer.role != Role::kActivation || buffer.unit >= 0) {
       add(buffer.name, " must be an activation of no unit, in the host's memory");
     }
-    if (&buffer != &s_.buffers[static_cast<std::size_t>(s_.input_on_host(buffer.layer))]) {
-      add(buffer.name, " is the second buffer for its layer's input");
+    const ScheduleBuffer& first =
+        s_.buffers[static_cast<std::size_t>(s_.input_on_host(buffer.layer))];
+    if (buffer.numel != first.numel) {
+      add(buffer.name, " holds ", buffer.numel, " elements, and ", first.name,
+          " for the same layer's input ", first.numel);
     }
     if (!s_.keeps_input(buffer.layer)) {
       add(buffer.name, " is for a layer that keeps more than its input");
@@ -292,8 +295,7 @@ class FormCheck {
       if (action.peer != -1) add_at(index, "peer ", action.peer, " means nothing here");
       return;
     }
-    if (action.peer < 0 || action.peer >= s_.pipeline_ranks() ||
-        action.peer == s_.pipeline.rank) {
+    if (action.peer < 0 || action.peer >= s_.pipeline_ranks() || action.peer == s_.pipeline.rank) {
       return add_at(index, "pipeline rank ", action.peer, " is no peer of ", s_.pipeline.rank);
     }
     const bool sends = action.operation == &operations::kSend;
@@ -309,8 +311,8 @@ class FormCheck {
     }
     if (of_unit || s_.is_last(action.layer)) return;
     if (buffer.numel < s_.message_numel(action.layer)) {
-      add_at(index, "slot ", buffer.name, " holds ", buffer.numel, " elements, but the message has ",
-             s_.message_numel(action.layer));
+      add_at(index, "slot ", buffer.name, " holds ", buffer.numel,
+             " elements, but the message has ", s_.message_numel(action.layer));
     }
   }
 

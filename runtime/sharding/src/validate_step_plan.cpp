@@ -19,6 +19,65 @@
 namespace tessera {
 namespace {
 
+/// The stage of an action that is of a layer: a pass through it, or a message or a copy between its
+/// stage and another; -1: it is of none.
+int stage_of(const Schedule& schedule, const Action& action) {
+  int layer = action.layer;
+  for (const auto* const operands : {&action.reads, &action.writes}) {
+    for (const Operand& operand : *operands) {
+      const ScheduleBuffer& buffer = schedule.buffer(operand);
+      if (layer < 0 && buffer.is_activation()) layer = buffer.layer;
+    }
+  }
+  if (layer < 0) return -1;
+  const bool is_own = schedule.is_here(layer) || schedule.is_last(layer);
+  return schedule.pipeline.stage_of(is_own ? layer : layer + 1);
+}
+
+/// "pipeline rank 1, stage 1: ", without a stage where the action has none, or there is no action.
+std::string place_text(const Schedule& schedule, std::size_t rank, int action) {
+  const int stage =
+      action < 0 ? -1 : stage_of(schedule, schedule.actions[static_cast<std::size_t>(action)]);
+  return concat("pipeline rank ", rank, stage < 0 ? std::string() : concat(", stage ", stage),
+                ": ");
+}
+
+/// A part of what ranks must agree on.
+struct HeaderPart {
+  std::string_view name;
+  bool (*is_same)(const Schedule& a, const Schedule& b);
+};
+
+template <auto... kMembers>
+bool same(const Schedule& a, const Schedule& b) {
+  return ((a.*kMembers == b.*kMembers) && ...);
+}
+
+bool same_stages(const Schedule& a, const Schedule& b) {
+  PipelineOptions of_a = a.pipeline;
+  of_a.rank = b.pipeline.rank;
+  return of_a == b.pipeline;
+}
+
+bool same_layers(const Schedule& a, const Schedule& b) {
+  return a.first_backward_layer == b.first_backward_layer &&
+         std::ranges::equal(a.layers, b.layers, [](const auto& x, const auto& y) {
+           return x.name == y.name && x.gradients == y.gradients && x.reads_batch == y.reads_batch;
+         });
+}
+
+constexpr HeaderPart kHeaderParts[] = {
+    {"purpose", same<&Schedule::purpose>},
+    {"mesh", same<&Schedule::mesh>},
+    {"placement", same<&Schedule::placement>},
+    {"stages", same_stages},
+    {"micro-steps", same<&Schedule::micro_steps>},
+    {"dtypes", same<&Schedule::parameter_dtype, &Schedule::reduce_dtype>},
+    {"reduction order", same<&Schedule::reduction_order, &Schedule::accumulate_unsharded>},
+    {"optimizer's tensors", same<&Schedule::optimizer_tensors>},
+    {"units", same<&Schedule::units>},
+    {"layers", same_layers}};
+
 struct Node {
   int rank = 0;
   int action = 0;  ///< those of the second step are numbered on
@@ -44,19 +103,23 @@ class StepPlanCheck {
   bool good() const { return violations_.size() == before_; }
   template <typename... Args>
   void add(Rule rule, int action, int rank, const Args&... what) {
-    violations_.push_back({rule, action, concat("pipeline rank ", rank, ": ", what...)});
+    const std::string place = place_text(of(rank), static_cast<std::size_t>(rank), action);
+    violations_.push_back({rule, action, concat(place, what...)});
   }
   const Schedule& of(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   int count(int rank) const { return static_cast<int>(of(rank).actions.size()); }
   const Action& action(const Node& node) const {
     return of(node.rank).actions[static_cast<std::size_t>(node.action % count(node.rank))];
   }
+  /// The same with its rank, for actions of another rank than the violation's.
+  std::string full_name_of(const Node& node) const {
+    const int stage = stage_of(of(node.rank), action(node));
+    return concat(name_of(node), " of pipeline rank ", node.rank,
+                  stage < 0 ? std::string() : concat(", stage ", stage));
+  }
   std::string name_of(const Node& node) const {
-    const Action& named = action(node);
-    std::string text = concat("action ", node.action % count(node.rank), " (",
-                              describe(of(node.rank), named), ')');
-    if (named.layer >= 0) text += concat(" of stage ", of(node.rank).pipeline.stage_of(named.layer));
-    return text;
+    return concat("action ", node.action % count(node.rank), " (",
+                  describe(of(node.rank), action(node)), ')');
   }
 
   void check_headers();
@@ -75,7 +138,7 @@ class StepPlanCheck {
   std::vector<Violation>& violations_;
   const std::size_t before_;
   std::map<PipelinePair, std::pair<std::vector<Node>, std::vector<Node>>> messages_;
-  std::vector<std::vector<int>> nodes_;  ///< by rank and action of two steps: its node
+  std::vector<std::vector<int>> nodes_;     ///< by rank and action of two steps: its node
   std::vector<std::vector<Node>> members_;  ///< of nodes
 };
 
@@ -92,22 +155,12 @@ void StepPlanCheck::check_headers() {
       add(Rule::kMessages, -1, rank, "its place has the schedule of pipeline rank ",
           schedule.pipeline.rank);
     }
-    PipelineOptions pipeline = schedule.pipeline;
-    pipeline.rank = 0;
-    PipelineOptions expected = first.pipeline;
-    expected.rank = 0;
-    const auto layer_names = [](const Schedule& s) {
-      std::vector<std::string> names;
-      for (const ScheduleLayer& layer : s.layers) names.push_back(layer.name);
-      return names;
-    };
-    if (schedule.mesh != first.mesh || schedule.placement != first.placement ||
-        schedule.micro_steps != first.micro_steps || schedule.purpose != first.purpose ||
-        schedule.units != first.units || layer_names(schedule) != layer_names(first) ||
-        pipeline != expected) {
-      add(Rule::kMessages, -1, rank,
-          "its schedule is of another mesh, placement, split, model or number of micro-steps than "
-          "pipeline rank 0's");
+    std::string others;
+    for (const HeaderPart& part : kHeaderParts) {
+      if (!part.is_same(schedule, first)) others += concat(others.empty() ? "" : ", ", part.name);
+    }
+    if (!others.empty()) {
+      add(Rule::kMessages, -1, rank, "its schedule has other ", others, " than pipeline rank 0's");
     }
   }
 }
@@ -115,16 +168,15 @@ void StepPlanCheck::check_headers() {
 /// What a message holds, as both sides must name it, and its size.
 std::string StepPlanCheck::content_of(int rank, const Action& message) const {
   const Schedule& schedule = of(rank);
-  const Operand& operand =
-      message.writes.empty() ? message.reads.front() : message.writes.front();
+  const Operand& operand = message.writes.empty() ? message.reads.front() : message.writes.front();
   const std::string size = concat(", ", message_bytes(schedule, message), " bytes in ",
                                   to_string(schedule.buffer(operand).format));
   const Role role = schedule.role(operand.buffer);
   if (operand.unit < 0) {
-    return concat(role == Role::kActivationGradient ? "the gradient of the output of "
-                                                    : "the output of ",
-                  schedule.layers[static_cast<std::size_t>(message.layer)].name,
-                  " in micro-step ", message.micro_step, size);
+    return concat(
+        role == Role::kActivationGradient ? "the gradient of the output of " : "the output of ",
+        schedule.layers[static_cast<std::size_t>(message.layer)].name, " in micro-step ",
+        message.micro_step, size);
   }
   // A unit is sent as itself, and received as the mirror of it.
   const ScheduleUnit& unit = schedule.units[static_cast<std::size_t>(operand.unit)];
@@ -162,7 +214,7 @@ void StepPlanCheck::check_messages() {
       if (what == expected) continue;
       add(Rule::kMessages, sent[k].action, sent[k].rank, name_of(sent[k]), " sends ", what,
           ", as message ", k, " to pipeline rank ", pair.to, " on lane ", to_string(pair.lane),
-          ", where ", name_of(received[k]), " receives ", expected);
+          ", where ", full_name_of(received[k]), " receives ", expected);
       break;
     }
   }
@@ -180,14 +232,17 @@ void StepPlanCheck::check_sums() {
   const std::vector<Node> first = meetings(0);
   for (int rank = 1; rank < static_cast<int>(ranks_.size()); ++rank) {
     const std::vector<Node> others = meetings(rank);
-    const bool same = std::ranges::equal(first, others, [&](const Node& a, const Node& b) {
-      return action(a).operation == action(b).operation && action(a).lane == action(b).lane;
-    });
-    if (!same) {
-      add(Rule::kMessages, -1, rank,
-          "it meets all other ranks in other operations on scalars than pipeline rank 0, or in "
-          "another order");
-    }
+    const auto [own, other] =
+        std::ranges::mismatch(others, first, [&](const Node& a, const Node& b) {
+          return action(a).operation == action(b).operation && action(a).lane == action(b).lane;
+        });
+    if (own == others.end() && other == first.end()) continue;
+    const auto text = [&](const auto& nodes, auto node) {
+      return node == nodes.end() ? std::string("nothing") : name_of(*node);
+    };
+    add(Rule::kMessages, own == others.end() ? -1 : own->action, rank, "as sum ",
+        own - others.begin(), " over all ranks it has ", text(others, own),
+        ", where pipeline rank 0 has ", text(first, other));
   }
 }
 
@@ -302,10 +357,8 @@ void StepPlanCheck::report_circle(const std::vector<int>& open, bool blocking) {
   if (blocking) text += " where each action blocks its rank until it is over";
   constexpr std::size_t kMost = 4;
   for (std::size_t p = 1; p <= std::min(path.size(), kMost); ++p) {
-    const Node& next =
-        members_[static_cast<std::size_t>(path[p % path.size()])].front();
-    text += concat(p == 1 ? ": it waits for " : ", which waits for ", name_of(next),
-                   " of pipeline rank ", next.rank);
+    const Node& next = members_[static_cast<std::size_t>(path[p % path.size()])].front();
+    text += concat(p == 1 ? ": it waits for " : ", which waits for ", full_name_of(next));
   }
   if (path.size() > kMost) text += concat(", and so on in a circle of ", path.size());
   add(Rule::kProgress, first.action % count(first.rank), first.rank, text);
@@ -319,7 +372,9 @@ std::vector<Violation> validate(const StepPlan& step) {
   for (std::size_t rank = 0; rank < step.ranks.size(); ++rank) {
     for (Violation& violation : validate(step.ranks[rank])) {
       if (step.ranks.size() > 1) {
-        violation.message = concat("pipeline rank ", rank, ": ", violation.message);
+        // Of an action without form, no field need mean anything.
+        const int action = violation.rule == Rule::kForm ? -1 : violation.action;
+        violation.message = concat(place_text(step.ranks[rank], rank, action), violation.message);
       }
       violations.push_back(std::move(violation));
     }

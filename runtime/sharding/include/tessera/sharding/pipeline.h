@@ -10,7 +10,7 @@ namespace tessera {
 
 /// In which order the stages of a pipeline pass micro-steps on.
 enum class PipelineOrder : std::uint8_t {
-  kGPipe,             ///< all forwards, then all backwards
+  kGPipe,                  ///< all forwards, then all backwards
   kOneForwardOneBackward,  ///< "1f1b": a backward follows each forward once the pipeline is full
 };
 std::string_view to_string(PipelineOrder order);
@@ -58,7 +58,8 @@ struct PipelineShape {
   bool operator==(const PipelineShape&) const = default;
 };
 
-/// The passes of one pipeline rank, in their order.
+/// The passes of one pipeline rank, in their order. Throws Error{kConfig} unless each rank has one
+/// stage.
 std::vector<StagePass> pipeline_passes(PipelineOrder order, const PipelineShape& shape, int rank);
 
 /// What a pipeline rank does, in the order in which its host issues it.

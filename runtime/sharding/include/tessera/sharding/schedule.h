@@ -86,7 +86,7 @@ enum class BufferKind : std::uint8_t {
   kGradient,    ///< of a unit: what its micro-steps add up to
   kCopy,        ///< of a unit's parameter or gradient, on the host
   kSnapshot,    ///< of a unit's state as it is before the step, on the host, for a checkpoint
-  kInput,       ///< of a layer, on the host: what it keeps for its backward
+  kInput,       ///< of a layer, on the host: what it keeps for its backward in a micro-step
   kActivation,  ///< of a layer and micro-step: what its forward leaves
   kActivationGradient,  ///< the gradient of that
   kBatch,               ///< of a micro-step: there before the step's first action, and stays
@@ -318,7 +318,7 @@ struct Schedule : PlanOptions {
   /// Whether all that a layer's forward keeps for backward is its input, for recomputation. The
   /// batch stays anyway.
   bool keeps_input(int layer) const;
-  /// Index of the buffer on the host for what `layer` keeps; -1: none.
+  /// Index of the first buffer on the host for what `layer` keeps; -1: none.
   int input_on_host(int layer) const;
   const ScheduleBuffer& buffer(const Operand& operand) const {
     return buffers[static_cast<std::size_t>(operand.buffer)];

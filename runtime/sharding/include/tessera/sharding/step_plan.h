@@ -30,7 +30,7 @@ StepPlan with_snapshot(const StepPlan& step, bool rounded_at_random);
 
 /// The schedules' texts one after the other, each below a line "pipeline-rank N"; of one rank the
 /// schedule's alone. `parse_step_plan` is its exact inverse, and throws Error{kConfig} that names
-/// the line.
+/// the pipeline rank and the line of the whole text.
 std::string to_string(const StepPlan& step);
 StepPlan parse_step_plan(std::string_view text);
 
