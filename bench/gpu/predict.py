@@ -46,7 +46,7 @@ LAUNCHES = {"attention_backward": 3, "layer_norm_backward": 2, "layer_norm_backw
 SASS_NAMES = {
     "layer_norm_forward": r"^layer_norm/normalize_in_registers<false, 8, bf16>",
     "layer_norm_backward": r"^layer_norm_backward/backward_in_registers<bf16, 1>",
-    "cross_entropy": r"^cross_entropy/softmax_cross_entropy<1, 0, bf16>",
+    "cross_entropy": r"^cross_entropy/softmax_cross_entropy<1, 0, NoCap, bf16>",
     "add": r"^elementwise/elementwise_kernel<8, Add<bf16, bf16>",
     "cast": r"^elementwise/elementwise_kernel<\d, Cast<float, bf16>",
     "gelu_forward": r"^activations/elementwise_kernel<8, Forward<Gelu, bf16>",

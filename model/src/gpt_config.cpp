@@ -49,7 +49,7 @@ constexpr std::array<std::string_view, 6> kScalings{"none",   "llama3",  "longro
 constexpr std::string_view kScaling = "rotary_scaling";
 constexpr std::string_view kTrainedContext = "rotary_trained_context";
 constexpr std::string_view kAmplitude = "rotary_amplitude";  // only where it is set
-/// Of yarn alone.
+/// The numbers of yarn alone.
 constexpr std::array<std::pair<std::string_view, double RotaryConfig::*>, 2> kYarnNumbers{{
     {"rotary_fast_turns", &RotaryConfig::fast_turns},
     {"rotary_slow_turns", &RotaryConfig::slow_turns},

@@ -100,7 +100,7 @@ GptConfig gemma3_scaled(const LlamaSizes& sizes, std::int64_t window) {
   return config;
 }
 
-/// Of four layers some have a window, and some do not.
+/// Some of four layers have a window, and some do not.
 GptConfig tiny_gemma(GptFamily family) {
   GptConfig config = tiny(family);
   config.tie_embedding = true;

@@ -111,8 +111,8 @@ class LlamaBlock : public CachingLayer {
     return ops::rms_norm(tape, x, weight, config_.norm_epsilon, family_.norm_offset);
   }
 
-  /// What is behind the first norm, up to the last projection; `next`: its parameters, which become
-  /// those of what follows.
+  /// The layers behind the first norm, up to the last projection; `next`: its parameters, which
+  /// become those of what follows.
   Value run_attention(Tape& tape, Value x, std::span<Parameter> parameters, Parameter*& next,
                       const CachedPass* pass) const {
     const std::int64_t length = pass != nullptr ? pass->length : x.shape()[1];

@@ -39,6 +39,7 @@ TEST(AxisSetTest, AnUnknownNameIsAnsweredWithTheKnownOnes) {
     const std::string text = error.what();
     EXPECT_NE(text.find(axis_choices()), text.npos) << text;
     for (const AxisRow& row : kAxisTable) {
+      if (!row.may_shard_state) continue;
       EXPECT_NE(text.find(row.name), text.npos) << text;
     }
   }

@@ -286,7 +286,8 @@ TEST_F(RunTraces, OfAnEvaluationAreOfItsBatches) {
   session.evaluate();
   EXPECT_EQ(session.traced_steps(), 3);
   const test::CheckedTrace trace(read());
-  EXPECT_EQ(trace.actions().size(), 2 * 3 * session.plan().evaluation->ranks.front().actions.size());
+  EXPECT_EQ(trace.actions().size(),
+            2 * 3 * session.plan().evaluation->ranks.front().actions.size());
   EXPECT_EQ(trace.arrows(), 2 * 3 * waits_of(session.plan().evaluation->ranks.front()));
 }
 

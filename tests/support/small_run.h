@@ -66,14 +66,14 @@ class RandomTokens : public BatchSource {
 inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
 
 struct SmallRun {
-  int ranks = 1;  ///< of each stage
-  int layers = 3;  ///< blocks of small_gpt()
-  bool tied = true;  ///< its head, of families in which it may be
+  int ranks = 1;                    ///< of each stage
+  int layers = 3;                   ///< blocks of small_gpt()
+  bool tied = true;                 ///< its head, of families in which it may be
   std::vector<int> first_layers{};  ///< by stage, each on a pipeline rank of its own; empty: one
   PipelineOrder pipeline_order = PipelineOrder::kOneForwardOneBackward;
   int pipeline_prefetch = 1;
   bool tied_apart = false;  ///< see make_layout(); always with several stages
-  int replicas = 0;  ///< 0: as the strategy has it
+  int replicas = 0;         ///< 0: as the strategy has it
   std::string strategy = "full_shard";
   std::string optimizer = "adamw";
   int steps = 3;

@@ -211,6 +211,7 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
       config.set_text(name, value);
       // It cannot stand alone.
       if (name == "gradient_placement") config.set_text("optimizer_placement", value);
+      if (name == "pipeline_split") config.set_text("pipeline", "2");
     }
     return std::pair(identity_of_options(trainer_options(config)), identity_of_settings(config));
   };

@@ -14,7 +14,7 @@ nlohmann::ordered_json llama_config_json(const GptConfig& config);
 /// which they begin to change behind, whatever the longest sequence is here.
 std::int64_t written_context(const GptConfig& config);
 
-/// Of `layer_types`: which layers have the window that config.window has already.
+/// The names in `layer_types`: which layers have the window that config.window has already.
 void read_layer_types(const ConfigReader& reader, GptConfig& config);
 nlohmann::json layer_types_json(const GptConfig& config);
 

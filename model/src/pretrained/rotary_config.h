@@ -22,7 +22,7 @@ RotaryPair read_rotary_pair(const ConfigReader& reader, const FamilyRow& family)
 /// `rope_scaling` as both versions read it; null without scaling. longrope has a part of it outside
 /// of the object.
 nlohmann::ordered_json rope_scaling_json(const RotaryConfig& rotary);
-/// The same with the base, as an object of version 5's `rope_parameters`.
+/// Its JSON with the base, as an object of version 5's `rope_parameters`.
 nlohmann::ordered_json rope_parameters_json(const RotaryConfig& rotary);
 
 }  // namespace tessera::pretrained

@@ -52,7 +52,7 @@ class FileReader {
     return place.value.is_object() && place.has("type") && place.type() == "Metaspace";
   }
 
-  /// As Gemma's files have it, behind a normaliser that leaves no space to split at.
+  /// Gemma's files have it so, behind a normaliser that leaves no space to split at.
   bool splits_at_spaces() const {
     if (!root_.has("pre_tokenizer")) return false;
     const Place place = root_.at("pre_tokenizer");

@@ -215,8 +215,7 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
     timed.push_back(std::move(own));
   }
   std::vector<Simulation> simulated =
-      simulate(steps_alone, layout, model,
-               state_options(*ranks.front().front().schedule), timed);
+      simulate(steps_alone, layout, model, state_options(*ranks.front().front().schedule), timed);
   // By step: where it ends. A step alone begins at 0.
   std::map<std::int64_t, double> ends;
   for (const Simulation& rank : simulated) {

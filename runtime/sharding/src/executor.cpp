@@ -498,7 +498,8 @@ void Executor::Impl::predict(std::size_t number, std::int64_t step, const OnPred
   begin_step(
       step, [](std::int64_t) { return 0.0; }, number);
   finish_step();
-  const bool has_last = program.schedule.is_here(static_cast<int>(program.schedule.layers.size()) - 1);
+  const bool has_last =
+      program.schedule.is_here(static_cast<int>(program.schedule.layers.size()) - 1);
   for (int m = 0; has_last && m < program.schedule.micro_steps; ++m) {
     const LayerRunner::Prediction& prediction = program.layers.prediction(m);
     receive(program.batches->first_sample_of(step, m), prediction.shape, prediction.values);

@@ -145,8 +145,8 @@ ProcessGroup& RankGroups::of(Lane lane, AxisSet axes) const {
 
 ProcessGroup& RankGroups::pair(Lane lane, int peer) const {
   const auto found = pairs_.find(PipelinePair::of(lane, pipeline_rank_, peer));
-  require(found != pairs_.end(), ErrorCode::kInternal, "no process group for the ",
-          to_string(lane), " lane of pipeline ranks ", pipeline_rank_, " and ", peer);
+  require(found != pairs_.end(), ErrorCode::kInternal, "no process group for the ", to_string(lane),
+          " lane of pipeline ranks ", pipeline_rank_, " and ", peer);
   return *found->second;
 }
 

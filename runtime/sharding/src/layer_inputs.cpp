@@ -45,8 +45,7 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
                                              const BatchSource& source, std::int64_t samples,
                                              DType parameter_dtype) {
   std::vector<std::int64_t> numels;
-  for (const Shape& shape :
-       layer_input_shapes(model, layout, source, samples, parameter_dtype)) {
+  for (const Shape& shape : layer_input_shapes(model, layout, source, samples, parameter_dtype)) {
     numels.push_back(shape.numel());
   }
   return numels;

@@ -30,9 +30,8 @@ TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
 
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                          const BatchSource& source, const MicroBatches& batches,
-                         const StepKeys* keys,
-                         const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options,
-                         bool predicts)
+                         const StepKeys* keys, const StepBuffers& buffers, Memory& memory,
+                         const ExecutorOptions& options, bool predicts)
     : schedule_(schedule),
       layout_(layout),
       model_(model),
@@ -47,8 +46,8 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
       predictions_(predicts ? static_cast<std::size_t>(schedule.micro_steps) : 0),
       written_(schedule.buffers.size()) {
   if (schedule.pipeline_ranks() > 1) {
-    input_shapes_ = layer_input_shapes(model, layout, source, options.micro_batch,
-                                       schedule.parameter_dtype);
+    input_shapes_ =
+        layer_input_shapes(model, layout, source, options.micro_batch, schedule.parameter_dtype);
   }
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
@@ -122,9 +121,9 @@ Tensor LayerRunner::take_input(const Action& action) {
 TensorView LayerRunner::message(const Operand& slot, int layer) const {
   const Shape& shape = input_shapes_[static_cast<std::size_t>(layer) + 1];
   require(shape.numel() == schedule_.message_numel(layer), ErrorCode::kInvalidArgument,
-          "the output of layer '", model_.layers[static_cast<std::size_t>(layer)]->name(),
-          "' has ", shape.numel(), " elements, but was planned with ",
-          schedule_.message_numel(layer), ": plan for the micro-batch and the model that run");
+          "the output of layer '", model_.layers[static_cast<std::size_t>(layer)]->name(), "' has ",
+          shape.numel(), " elements, but was planned with ", schedule_.message_numel(layer),
+          ": plan for the micro-batch and the model that run");
   return buffers_.whole(slot.buffer).narrow(0, 0, shape.numel()).reshape(shape);
 }
 

@@ -20,8 +20,9 @@ class LayerRunner {
  public:
   /// `keys` may be null for a schedule that does not train.
   LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
-              const BatchSource& source, const MicroBatches& batches, const StepKeys* keys, const StepBuffers& buffers,
-              Memory& memory, const ExecutorOptions& options, bool predicts);
+              const BatchSource& source, const MicroBatches& batches, const StepKeys* keys,
+              const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options,
+              bool predicts);
 
   /// What the last layer has returned in a micro-step of a schedule that predicts, in fp32.
   struct Prediction {

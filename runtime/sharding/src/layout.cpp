@@ -167,9 +167,8 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
     }
     for (const std::string& name : layer->tied_parameters()) {
       const ParameterAddress& tied = addresses.at(name);
-      entry.parameters.push_back(tied_apart && tied.unit != unit_of_layer[l]
-                                     ? mirror(layout, layer->name(), tied)
-                                     : tied);
+      entry.parameters.push_back(
+          tied_apart && tied.unit != unit_of_layer[l] ? mirror(layout, layer->name(), tied) : tied);
     }
     layout.layers.push_back(std::move(entry));
   }

@@ -49,9 +49,8 @@ void send_gradient(ContentWalk& walk, const Action& action, const Content& gradi
                     walk.unit_name(unit), ", which is no mirror of a unit of pipeline rank ",
                     action.peer);
   require_complete(walk, gradient);
-  walk.require_that(
-      gradient.sharded == walk.nesting().placement().optimizer, "sends another part of ",
-      walk.unit_name(unit), " than its optimizer updates");
+  walk.require_that(gradient.sharded == walk.nesting().placement().optimizer,
+                    "sends another part of ", walk.unit_name(unit), " than its optimizer updates");
   bool& is_sent = walk.is_normed(walk.id_of(gradient));
   walk.require_that(!is_sent, "the gradient of ", walk.unit_name(unit), " has been sent already");
   is_sent = true;
@@ -110,9 +109,8 @@ void pack(ContentWalk& walk, const Action& action) {
   Content& content = walk.at(from.buffer);
   content.output = false;
   content.valid = content.kept || content.weights;
-  walk.write(action.writes.front(), {.role = activation.role,
-                                     .begin = activation.layer,
-                                     .end = activation.micro_step});
+  walk.write(action.writes.front(),
+             {.role = activation.role, .begin = activation.layer, .end = activation.micro_step});
 }
 
 void unpack(ContentWalk& walk, const Action& action) {
@@ -120,9 +118,9 @@ void unpack(ContentWalk& walk, const Action& action) {
   const Content message = walk.take(action.reads.front());
   const Operand& to = action.writes.front();
   const ScheduleBuffer& activation = walk.schedule().buffer(to);
-  walk.require_that(message.begin == activation.layer && message.end == activation.micro_step,
-                    "copies ", [&] { return walk.message_text(message); }, " to ",
-                    walk.name_of(to.buffer));
+  walk.require_that(
+      message.begin == activation.layer && message.end == activation.micro_step, "copies ",
+      [&] { return walk.message_text(message); }, " to ", walk.name_of(to.buffer));
   walk.write(to, {.role = activation.role, .output = true});
 }
 
@@ -181,8 +179,7 @@ void receive(ContentWalk& walk, const Action& action) {
         buffer.persistent && buffer.role == Role::kParameter && schedule.is_here(mirror) &&
             is_mirror_of_other_rank(walk, operand.unit, action.peer),
         "must receive the parameters of ", mirror.name, " from the rank that updates them");
-    walk.require_that(walk.at(operand.buffer).version == 0, mirror.name,
-                      " was received already");
+    walk.require_that(walk.at(operand.buffer).version == 0, mirror.name, " was received already");
     content.version = 1;
   }
   walk.write(operand, content);

@@ -261,8 +261,7 @@ const Operation* find_operation(std::string_view name,
 }
 
 std::int64_t message_bytes(const Schedule& schedule, const Action& message) {
-  const Operand& operand =
-      message.reads.empty() ? message.writes.front() : message.reads.front();
+  const Operand& operand = message.reads.empty() ? message.writes.front() : message.reads.front();
   if (operand.unit >= 0) return operand_bytes(schedule, operand);
   return schedule.message_numel(message.layer) *
          static_cast<std::int64_t>(size_of(schedule.buffer(operand).format));

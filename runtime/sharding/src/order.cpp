@@ -196,14 +196,13 @@ void Order::add_up_gradients(int l, int micro_step) {
 /// A buffer for a message between stages: of a layer's output, or of its gradient.
 Operand Order::add_message(BufferKind kind, bool back, int l, int micro_step) {
   return {.buffer = add_buffer(
-              schedule_,
-              {.name = concat(kind == BufferKind::kSendSlot ? "send" : "receive",
-                              back ? ".d." : ".x.", layer(l).name, ".m", micro_step),
-               .kind = kind,
-               .role = back ? Role::kActivationGradient : Role::kActivation,
-               .micro_step = micro_step,
-               .format = schedule_.parameter_dtype,
-               .numel = schedule_.message_numel(l)})};
+              schedule_, {.name = concat(kind == BufferKind::kSendSlot ? "send" : "receive",
+                                         back ? ".d." : ".x.", layer(l).name, ".m", micro_step),
+                          .kind = kind,
+                          .role = back ? Role::kActivationGradient : Role::kActivation,
+                          .micro_step = micro_step,
+                          .format = schedule_.parameter_dtype,
+                          .numel = schedule_.message_numel(l)})};
 }
 
 /// A pass through a layer; its operands follow from the parts of its operation, see PassParts.
@@ -229,8 +228,7 @@ void Order::pass(const Operation& operation, int l, int micro_step) {
   if (last && trains_) action.reads.push_back(tokens_);
   if (parts.gradients) write_gradients(action);
   if (parts.backward && l > schedule_.first_backward_layer) {
-    output_gradients_[before] =
-        add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
+    output_gradients_[before] = add_activation(BufferKind::kActivationGradient, l - 1, micro_step);
     action.writes.push_back(output_gradients_[before]);
   }
   if (parts.forward && !parts.backward && (!last || trains_)) {

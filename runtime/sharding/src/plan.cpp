@@ -26,8 +26,8 @@ void append_unique(std::vector<int>& list, int value) {
 /// rank has both.
 int read_unit(const std::vector<ScheduleUnit>& units, int unit) {
   const ScheduleUnit& given = units[static_cast<std::size_t>(unit)];
-  const bool reads_home = given.mirrors >= 0 &&
-                          units[static_cast<std::size_t>(given.mirrors)].rank == given.rank;
+  const bool reads_home =
+      given.mirrors >= 0 && units[static_cast<std::size_t>(given.mirrors)].rank == given.rank;
   return reads_home ? given.mirrors : unit;
 }
 
@@ -127,8 +127,9 @@ void check_pipeline(const ModelLayout& layout, const PlanOptions& options) {
           "before layer ",
           layers);
   require(pipeline.input_numels.size() == first.size(), ErrorCode::kInvalidArgument,
-          "the sizes of ", pipeline.input_numels.size(), " stages' inputs are given, and there are ",
-          first.size(), " stages; stage_input_numels() makes them");
+          "the sizes of ", pipeline.input_numels.size(),
+          " stages' inputs are given, and there are ", first.size(),
+          " stages; stage_input_numels() makes them");
 }
 
 /// Whether layers' inputs can wait on the host.

@@ -20,7 +20,8 @@ std::vector<int> tensors_to_copy(const Schedule& step, bool rounded_at_random) {
     const auto is_master = [&state](const ScheduleBuffer& other) {
       return other.role == Role::kMaster && other.unit == state.unit && other.flat == state.flat;
     };
-    if (state.unit >= 0 && step.units[static_cast<std::size_t>(state.unit)].mirrors >= 0) return false;
+    if (state.unit >= 0 && step.units[static_cast<std::size_t>(state.unit)].mirrors >= 0)
+      return false;
     return state.kind == BufferKind::kState &&
            (rounded_at_random || state.role != Role::kParameter ||
             std::ranges::none_of(step.buffers, is_master));

@@ -116,8 +116,9 @@ class Residencies {
 /// What nothing cuts is here because it comes from the host: it is not kept, to save memory.
 bool Residencies::is_kept(const Residency& residency, int next) const {
   if (next - residency.last <= 2) return true;  // at most one pass in between: as good as kept
-  return keeps_ && residency.is_cut && bursts_[static_cast<std::size_t>(residency.last)] ==
-                                           bursts_[static_cast<std::size_t>(next)];
+  return keeps_ && residency.is_cut &&
+         bursts_[static_cast<std::size_t>(residency.last)] ==
+             bursts_[static_cast<std::size_t>(next)];
 }
 
 void Residencies::add(Residency use) {

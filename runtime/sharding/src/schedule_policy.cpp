@@ -126,12 +126,10 @@ std::span<const PolicyRow> policy_rows() {
       share("offload_gradients", &PlanOptions::offload_gradients),
       share("disk_optimizer", &PlanOptions::disk_optimizer),
       share("disk_parameters", &PlanOptions::disk_parameters),
-      numbers<std::int64_t>("offload_activations",
-                            [](PlanOptions& o) -> auto& { return o.offload_activations; }),
+      numbers<std::int64_t>(
+          "offload_activations", [](PlanOptions & o) -> auto& { return o.offload_activations; }),
       {"pipeline_rank", [](const PlanOptions& o) { return concat(o.pipeline.rank); },
-       [](PlanOptions& o, PolicyWords words) {
-         o.pipeline.rank = read_number<int>(only(words));
-       },
+       [](PlanOptions& o, PolicyWords words) { o.pipeline.rank = read_number<int>(only(words)); },
        false},
       {"pipeline_schedule",
        [](const PlanOptions& o) { return std::string(to_string(o.pipeline.order)); },
@@ -144,9 +142,10 @@ std::span<const PolicyRow> policy_rows() {
          o.pipeline.prefetch = read_number<int>(only(words));
        },
        false},
-      numbers<int>("pipeline_stages", [](PlanOptions& o) -> auto& { return o.pipeline.first_layers; }),
-      numbers<std::int64_t>("pipeline_inputs",
-                            [](PlanOptions& o) -> auto& { return o.pipeline.input_numels; })};
+      numbers<int>(
+          "pipeline_stages", [](PlanOptions & o) -> auto& { return o.pipeline.first_layers; }),
+      numbers<std::int64_t>(
+          "pipeline_inputs", [](PlanOptions & o) -> auto& { return o.pipeline.input_numels; })};
   return rows;
 }
 

@@ -56,8 +56,7 @@ bool is_on_complete_gradients(const Schedule& schedule, const Action& action) {
   };
   if (action.operation == &operations::kSend) return of_gradient(action.reads.front());
   if (action.operation == &operations::kReceive) return of_gradient(action.writes.front());
-  return action.operation == &operations::kNormPartial ||
-         action.operation == &operations::kAddTied;
+  return action.operation == &operations::kNormPartial || action.operation == &operations::kAddTied;
 }
 
 class Sharding {

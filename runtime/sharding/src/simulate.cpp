@@ -169,9 +169,7 @@ class SimulatedRank {
     traced.trace = true;
     traced.graph = false;
     traced.layer_kernels = &kernels_;
-    traced.before_action = [this](int, std::int64_t, const Action& action) {
-      walk_.begin(action);
-    };
+    traced.before_action = [this](int, std::int64_t, const Action& action) { walk_.begin(action); };
     const Recording recording(*this);
     executor_ = std::make_unique<Executor>(state_, model, programs_, groups_, memory_, traced);
   }
@@ -301,10 +299,10 @@ std::vector<Simulation> simulate(std::span<const std::vector<Program>> ranks,
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     StateOptions own = state;
     own.pipeline.rank = static_cast<int>(r);
-    simulated.push_back(std::make_unique<SimulatedRank>(
-        ranks[r], layout, model, own, options[r],
-        simulated.empty() ? nullptr : simulated.front().get(),
-        ranks.size() == 1 ? nullptr : &meetings));
+    simulated.push_back(
+        std::make_unique<SimulatedRank>(ranks[r], layout, model, own, options[r],
+                                        simulated.empty() ? nullptr : simulated.front().get(),
+                                        ranks.size() == 1 ? nullptr : &meetings));
   }
   for (std::size_t p = 0; p < ranks.front().size(); ++p) {
     for (const auto& rank : simulated) rank->begin(p);

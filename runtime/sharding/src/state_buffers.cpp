@@ -83,7 +83,8 @@ bool has_frozen(const std::vector<ScheduleUnit>& units) {
 
 std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, double share,
                                      int rank) {
-  return last_units(units, share, rank, [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
+  return last_units(units, share, rank,
+                    [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
 }
 
 std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateOptions& options) {

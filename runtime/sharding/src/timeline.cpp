@@ -97,10 +97,9 @@ TimelineSummary summarize(const std::vector<ActionSpan>& spans) {
   if (spans.empty()) return {};
   const auto first = std::ranges::min(spans, {}, &ActionSpan::begin).begin;
   const auto last = std::ranges::max(spans, {}, &ActionSpan::end).end;
-  const LaneTime communication =
-      time_of({Lane::kGather, Lane::kReduce, Lane::kSend, Lane::kReceive, Lane::kSendBack,
-               Lane::kReceiveBack},
-              spans);
+  const LaneTime communication = time_of({Lane::kGather, Lane::kReduce, Lane::kSend, Lane::kReceive,
+                                          Lane::kSendBack, Lane::kReceiveBack},
+                                         spans);
   return {.step_seconds = last - first,
           .compute_seconds = time_of({Lane::kCompute, Lane::kOptimizer}, spans).busy,
           .communication_seconds = communication.busy,

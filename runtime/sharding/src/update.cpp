@@ -84,7 +84,9 @@ class Update {
       for (int f = 0; f < flats; ++f) visit(FlatId{u, f});
     }
   }
-  static Operand operand(int buffer, const FlatId& id) { return {.buffer = buffer, .unit = id.unit}; }
+  static Operand operand(int buffer, const FlatId& id) {
+    return {.buffer = buffer, .unit = id.unit};
+  }
 
   Schedule& schedule_;
   std::vector<Action> actions_;

@@ -86,8 +86,7 @@ class ModelCheck {
         s_.units[static_cast<std::size_t>(unit.mirrors)].mirrors != -1) {
       return add("unit ", unit.name, " mirrors unit ", unit.mirrors, ", which it cannot");
     }
-    const std::vector<ScheduleFlat>& flats =
-        s_.units[static_cast<std::size_t>(unit.mirrors)].flats;
+    const std::vector<ScheduleFlat>& flats = s_.units[static_cast<std::size_t>(unit.mirrors)].flats;
     for (const ScheduleFlat& flat : unit.flats) {
       const auto home = std::ranges::find(flats, flat.name, &ScheduleFlat::name);
       if (home == flats.end() || home->numel != flat.numel || home->format != flat.format ||

@@ -95,8 +95,8 @@ void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
     if (ranks % base.options.pipeline.stages != 0) continue;
     Remedy remedy = base;
     remedy.options.ranks = static_cast<int>(ranks);
-    remedy.options.accumulate = static_cast<int>(
-        *division.micro_steps_among(ranks / base.options.pipeline.stages));
+    remedy.options.accumulate =
+        static_cast<int>(*division.micro_steps_among(ranks / base.options.pipeline.stages));
     remedy.words = concat("`ranks` ", ranks, " `accumulate` ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }

@@ -26,8 +26,8 @@ std::vector<double> layer_costs(const RunInputs& inputs, const TrainerOptions& o
   alone.placement = Placement{};
   const ModelLayout layout = make_layout(inputs.model, alone);
   const Schedule schedule = plan(layout, plan_options(alone, inputs, layout));
-  const std::vector<std::vector<KernelCall>> calls = record_kernels(
-      {&schedule, &inputs.source}, layout, inputs.model, executor_options(alone));
+  const std::vector<std::vector<KernelCall>> calls =
+      record_kernels({&schedule, &inputs.source}, layout, inputs.model, executor_options(alone));
   std::vector<double> costs(inputs.model.layers.size(), 0.0);
   for (std::size_t a = 0; a < calls.size(); ++a) {
     const Action& action = schedule.actions[a];

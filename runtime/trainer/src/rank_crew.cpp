@@ -76,10 +76,8 @@ RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Progr
       memory(*device, plan.options.memory_limit_bytes),
       groups(RankGroups::split_from(world, schedules_of(programs))),
       leaders(split_leaders(plan.options, rank)),
-      state(plan.layout,
-            state_options(*programs_of_rank(plan, programs, rank).front().schedule), rank, memory,
-            disk_options(plan.options),
-            plan.options.host_work.get()),
+      state(plan.layout, state_options(*programs_of_rank(plan, programs, rank).front().schedule),
+            rank, memory, disk_options(plan.options), plan.options.host_work.get()),
       executor(state, plan.inputs.model, programs_of_rank(plan, programs, rank), groups, memory,
                executor_options_of(plan, recorder)) {}
 

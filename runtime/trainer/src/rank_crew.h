@@ -38,8 +38,7 @@ class RankCrew {
  public:
   /// Starts them; returns when all have taken their seats. Rethrows what kept one from it.
   /// `dumps` keeps what they do.
-  RankCrew(const TrainingPlan& plan, std::vector<std::vector<Program>> programs,
-           DumpWriter& dumps);
+  RankCrew(const TrainingPlan& plan, std::vector<std::vector<Program>> programs, DumpWriter& dumps);
   /// Ends them.
   ~RankCrew();
   RankCrew(const RankCrew&) = delete;

@@ -96,14 +96,13 @@ namespace {
 
 void check_pipeline(TrainerOptions& options) {
   PipelineSplit& pipeline = options.pipeline;
-  require(options.ranks % pipeline.stages == 0, ErrorCode::kConfig, "pipeline is ",
-          pipeline.stages, ", but ranks is ", options.ranks,
+  require(options.ranks % pipeline.stages == 0, ErrorCode::kConfig, "pipeline is ", pipeline.stages,
+          ", but ranks is ", options.ranks,
           ": each stage has the same number of ranks; choose a `pipeline.stages` that divides the "
           "ranks");
   const std::vector<int>& counts = pipeline.layers.counts;
-  require(counts.empty() || static_cast<int>(counts.size()) == pipeline.stages,
-          ErrorCode::kConfig, "pipeline_split has ", counts.size(),
-          " stages, but pipeline is ", pipeline.stages);
+  require(counts.empty() || static_cast<int>(counts.size()) == pipeline.stages, ErrorCode::kConfig,
+          "pipeline_split has ", counts.size(), " stages, but pipeline is ", pipeline.stages);
   require(pipeline.stages == 1 || pipeline.tied_apart.value_or(true), ErrorCode::kConfig,
           "tied_apart is false, and pipeline is ", pipeline.stages,
           ": stages add up their gradients of tied parameters apart");

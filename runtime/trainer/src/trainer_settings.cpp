@@ -424,8 +424,9 @@ std::vector<Row> machine_rows() {
 const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
-    for (const auto& part : {sharding_rows(), pipeline_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
-                             evaluation_rows(), checkpoint_rows(), machine_rows()}) {
+    for (const auto& part :
+         {sharding_rows(), pipeline_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
+          evaluation_rows(), checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;

@@ -132,7 +132,7 @@ std::string price_note(const TrainingPlan& plan, const RunInputs& inputs) {
                 sent(plan_step(plan.layout, once)), " and more memory");
 }
 
-/// What the ranks of each pipeline rank need.
+/// Adds what the ranks of each pipeline rank need.
 void account(TrainingPlan& plan, const BatchSource& given) {
   const auto& [model, source, evaluation] = plan.inputs;
   const StateOptions state = plan_options(plan.options).state();

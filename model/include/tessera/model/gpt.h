@@ -29,9 +29,10 @@ struct RotaryConfig {
   /// longest that do not by the whole factor; and whether both ends are rounded to whole channels.
   double fast_turns = 32.0, slow_turns = 1.0;
   bool whole_channels = true;
-  /// Of the model before its context was made longer; kLlama3, kLongRope, kDynamic and kYarn.
+  /// The context of the model before its context was made longer; kLlama3, kLongRope, kDynamic and
+  /// kYarn.
   std::int64_t trained_context = 0;
-  /// What cosine and sine are multiplied by; 0: kLongRope: as context_length / trained_context
+  /// The factor of cosine and sine; 0: kLongRope: as context_length / trained_context
   /// asks; kYarn: as the factor asks.
   double amplitude = 0.0;
   /// kLongRope: divisors of the R/2 frequencies for sequences up to `trained_context` and beyond.
@@ -87,7 +88,7 @@ struct GptConfig {
   std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
   std::int64_t head_width_used() const { return head_width == 0 ? width / heads : head_width; }
   std::int64_t mlp_width_used() const { return mlp_width == 0 ? 4 * width : mlp_width; }
-  /// Of a layer; 0: it attends to all.
+  /// The window of a layer; 0: it attends to all.
   std::int64_t window_of(std::int64_t layer) const {
     const bool is_full =
         layer < first_window_layer || (window_period != 0 && (layer + 1) % window_period == 0);

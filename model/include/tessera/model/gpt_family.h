@@ -41,9 +41,9 @@ std::vector<float> rotary_frequencies(const GptConfig& config, const RotaryConfi
                                       std::int64_t length);
 /// Whether those of sequences longer than the trained context are others.
 bool depends_on_length(const RotaryConfig& rotary);
-/// What cosine and sine are multiplied by; 1 but for kLongRope and kYarn.
+/// The factor of cosine and sine; 1 but for kLongRope and kYarn.
 float rotary_amplitude(const GptConfig& config, const RotaryConfig& rotary);
-/// What longrope has for a context that became `factor` times as long.
+/// Longrope's factor for a context that became `factor` times as long.
 double longrope_amplitude(double factor, std::int64_t trained_context);
 
 }  // namespace tessera

@@ -375,6 +375,9 @@ void add_activations(Cases to, DType t) {
                               .dy = o.random({kTokens, 2 * kChannels}, t),
                               .dx = o.random(wide, t)};
   });
+  to.add("soft_cap", &KernelTable::soft_cap, [=](Operands& o) {
+    return SoftCapArgs{.x = o.random(shape, t), .y = o.empty(shape, t), .cap = 30.0F};
+  });
   to.add("dropout", &KernelTable::dropout, [t](Operands& o) {
     return DropoutArgs{.x = o.random({kTokens, 4 * kChannels}, t),
                        .y = o.empty({kTokens, 4 * kChannels}, t),

@@ -147,9 +147,9 @@ std::string exposed_share(const TimelineSummary& timeline) {
 std::string describe_ranks(const TrainerOptions& options) {
   std::string text = options.strategy + " on " + counted(options.ranks, "rank");
   if (const PipelineSplit& pipeline = options.pipeline; pipeline.stages > 1) {
-    text += concat(", ", pipeline.stages, " stages of ", options.ranks / pipeline.stages, " in ",
-                   to_string(pipeline.order), " order with ", to_string(pipeline.layers),
-                   " layers");
+    text +=
+        concat(", ", pipeline.stages, " stages of ", options.ranks / pipeline.stages, " in ",
+               to_string(pipeline.order), " order with ", to_string(pipeline.layers), " layers");
   }
   if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
     text += " (" + counted(options.replicas, "replica") + " of " +

@@ -46,7 +46,7 @@ struct SimulatedStep {
 /// ranks.
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
-/// The same of pipeline ranks side by side, each by its first program: one rank of each stands for
+/// Runs pipeline ranks side by side, each by its first program: one rank of each stands for
 /// those of its stage. Lanes and spans are those of pipeline rank `shown`.
 SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                             const ModelLayout& layout, const Model& model,

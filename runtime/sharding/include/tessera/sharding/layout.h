@@ -60,7 +60,8 @@ struct Unit {
   std::string name;
   std::vector<FlatParameter> flats;  ///< none is empty; trainable ones first
   /// The unit, by index, of which this one has the flat parameters that another layer is tied to,
-  /// so that the gradients of that layer are added up apart; -1: it is no mirror. See make_layout().
+  /// so that the gradients of that layer are added up apart; -1: it is no mirror. See
+  /// make_layout().
   int mirrors = -1;
 
   /// The flat parameter of this name; null: there is none.

@@ -47,11 +47,11 @@ struct Operation {
   std::string_view name;     ///< "all-gather": in texts, reports and traces
   std::string_view summary;  ///< one line for people
   Meeting meeting = Meeting::kNone;
-  bool is_pass = false;  ///< through a layer: actions have a layer and a micro-step
-  PassParts parts{};     ///< of a pass
+  bool is_pass = false;     ///< through a layer: actions have a layer and a micro-step
+  PassParts parts{};        ///< of a pass
   bool is_message = false;  ///< between pipeline ranks: actions have a peer, and those of
                             ///< activations a layer and a micro-step
-  bool on_host = false;  ///< run() is called on the host although no ranks meet
+  bool on_host = false;     ///< run() is called on the host although no ranks meet
   OperandTiers tiers = OperandTiers::kDevice;
   /// Not a pass, but of what passes keep: whether its operands may be activations.
   bool moves_activations = false;

@@ -35,11 +35,10 @@ enum class Lane : std::uint8_t {
   kReceiveBack
 };
 inline constexpr int kLanes = 12;
-inline constexpr std::array<Lane, kLanes> kAllLanes{Lane::kCompute,   Lane::kGather,  Lane::kReduce,
-                                                    Lane::kOptimizer, Lane::kCopyOut, Lane::kCopyIn,
-                                                    Lane::kDiskIn,    Lane::kDiskOut,
-                                                    Lane::kSend,      Lane::kReceive,
-                                                    Lane::kSendBack,  Lane::kReceiveBack};
+inline constexpr std::array<Lane, kLanes> kAllLanes{
+    Lane::kCompute, Lane::kGather,  Lane::kReduce,   Lane::kOptimizer,
+    Lane::kCopyOut, Lane::kCopyIn,  Lane::kDiskIn,   Lane::kDiskOut,
+    Lane::kSend,    Lane::kReceive, Lane::kSendBack, Lane::kReceiveBack};
 std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
   return lane == Lane::kGather || lane == Lane::kReduce || lane >= Lane::kSend;
@@ -309,8 +308,7 @@ struct Schedule : PlanOptions {
   int rank_of(int layer) const { return pipeline.stage_of(layer) % pipeline_ranks(); }
   /// Whether this pipeline rank runs a layer.
   bool is_here(int layer) const {
-    return layer >= 0 && layer < static_cast<int>(layers.size()) &&
-           rank_of(layer) == pipeline.rank;
+    return layer >= 0 && layer < static_cast<int>(layers.size()) && rank_of(layer) == pipeline.rank;
   }
   bool is_here(const ScheduleUnit& unit) const { return unit.rank == pipeline.rank; }
   /// Whether a layer's output goes to another pipeline rank.

@@ -31,11 +31,11 @@ struct TrainingSummary {
   MemoryPeak measured_memory;         ///< the highest over ranks, of the total and by category
   MemoryPeak predicted_host_memory;   ///< the same of offloaded state in the host's memory
   MemoryPeak measured_host_memory;
-  std::int64_t predicted_disk_bytes = 0;       ///< of one rank's file on disk; 0: there is none
-  std::int64_t measured_disk_bytes = 0;        ///< the largest
-  Traffic predicted_traffic;                   ///< of one rank, in all steps
-  std::vector<Traffic> counted_traffic;        ///< by rank, of the largest stage
-  /// What a stage's ranks have used and sent.
+  std::int64_t predicted_disk_bytes = 0;  ///< of one rank's file on disk; 0: there is none
+  std::int64_t measured_disk_bytes = 0;   ///< the largest
+  Traffic predicted_traffic;              ///< of one rank, in all steps
+  std::vector<Traffic> counted_traffic;   ///< by rank, of the largest stage
+  /// The memory of a stage's ranks, and the bytes that they sent.
   struct Stage {
     MemoryPeak predicted_memory, measured_memory;
     Traffic predicted_traffic, counted_traffic;

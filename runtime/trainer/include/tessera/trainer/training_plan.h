@@ -34,7 +34,7 @@ struct RunInputs {
   const BatchSource* evaluation = nullptr;  ///< the data to evaluate with; null: none
 };
 
-/// What one rank needs and sends.
+/// The needs of one rank, and the bytes that it sends.
 struct RankCosts {
   MemoryPeak memory{};           ///< predicted peak, forward passes included
   MemoryPeak host_memory{};      ///< of its offloaded state in the host's memory
@@ -62,7 +62,7 @@ struct TrainingPlan : RankCosts {
   StepPlan snapshot{};
   std::vector<RankCosts> stages{};  ///< by pipeline rank: of one of its ranks
   int largest_stage = 0;            ///< the pipeline rank that needs most memory
-  bool cuda_graph = false;       ///< steps are recorded as a CUDA graph and replayed
+  bool cuda_graph = false;          ///< steps are recorded as a CUDA graph and replayed
   /// The table of options.gemm_table, where the run is on GPUs of this machine; null: no table.
   std::shared_ptr<const GemmTable> gemm_table{};
   /// Where the run begins, on this machine; null: at step 0.
@@ -81,9 +81,9 @@ struct TrainingPlan : RankCosts {
 /// used. Throws Error{kConfig} on options that do not fit together.
 TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options);
 
-/// The same step of pipeline ranks, each with the sources of its programs: those of the step, of the
-/// evaluation and of forward passes, if the plan has them, in this order. `given` is that of forward
-/// passes.
+/// The programs of each pipeline rank, with the sources of its programs: those of the step, of the
+/// evaluation and of forward passes, if the plan has them, in this order. `given` is that of
+/// forward passes.
 std::vector<std::vector<Program>> programs_of(const TrainingPlan& plan, const BatchSource& source,
                                               const BatchSource* evaluation,
                                               const BatchSource* given);
