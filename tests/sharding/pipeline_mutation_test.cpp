@@ -23,6 +23,8 @@
 namespace tessera::test::pipeline_mutation_test {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int kWorkers = 3;
 constexpr int kSteps = 3;
 constexpr std::chrono::minutes kTimeout{2};  // of a message: a mutant that hangs
@@ -78,8 +80,9 @@ std::vector<ActionTime> times_of(const std::vector<ActionSpan>& spans) {
 /// Runs `step` in place of the chain's own plan, for whose state it is.
 class StepPlanRun {
  public:
-  StepPlanRun(const PipelineChain& chain, const StepPlan& step, std::uint32_t seed)
-      : chain_(chain), step_(step), seed_(seed) {
+  StepPlanRun(const PipelineChain& chain, const StepPlan& step, std::uint32_t seed,
+              std::chrono::milliseconds timeout = kTimeout)
+      : chain_(chain), step_(step), seed_(seed), timeout_(timeout) {
     for (const Schedule& schedule : step.ranks) schedules_.push_back(&schedule);
   }
 
@@ -87,7 +90,7 @@ class StepPlanRun {
     const int world_size = step_.mesh().world_size();
     outcome_.states.resize(static_cast<std::size_t>(world_size));
     try {
-      const auto world = make_thread_group(world_size, {.timeout = kTimeout});
+      const auto world = make_thread_group(world_size, {.timeout = timeout_});
       launch_ranks(world, [&](int rank, ProcessGroup& group) { run_rank(rank, group); });
     } catch (const std::exception& error) {
       outcome_.failure = error.what();
@@ -138,6 +141,7 @@ class StepPlanRun {
   const PipelineChain& chain_;
   const StepPlan& step_;
   const std::uint32_t seed_;
+  const std::chrono::milliseconds timeout_;
   std::vector<const Schedule*> schedules_;
   std::mutex mutex_;
   Outcome outcome_;
@@ -260,6 +264,43 @@ TEST(PipelineMutation, WhatPassesDoesNoHarm) {
   for (const char* rule : {"form", "happens-before", "contents", "end", "messages", "progress"}) {
     EXPECT_GT(tally.refused_alone[rule], 0) << rule;
   }
+}
+
+/// Stage 1 does not send its first output before it has the gradient that comes of it.
+StepPlan with_a_circle(StepPlan step) {
+  Schedule& s = step.ranks[1];
+  const auto find_first = [&](Lane lane) {
+    return std::ranges::find(s.actions, lane, &Action::lane);
+  };
+  const auto receive = find_first(Lane::kReceiveBack);
+  std::rotate(find_first(Lane::kSend), receive, receive + 1);
+  s = synchronise(std::move(s));
+  const auto wait = static_cast<int>(find_first(Lane::kReceiveBack) - s.actions.begin());
+  find_first(Lane::kSend)->waits.push_back(wait);
+  return step;
+}
+
+// What the rules of several ranks alone refuse does harm: a circle hangs, until messages time out,
+// and among the mutants whose messages do not fit are some that hang or give other bits.
+TEST(PipelineMutation, WhatRulesOfSeveralRanksAloneRefuseDoesHarm) {
+  constexpr std::chrono::milliseconds kShort{500};
+  PipelineSubject subject{.name = "three stages", .run = {.strategy = "no_shard"}};
+  subject.run.first_layers = {0, 2, 3};
+  subject.run.micro_steps = 4;
+  const PipelineChain chain(subject);
+  const StepPlan circle = with_a_circle(chain.step());
+  EXPECT_EQ(rules_of(validate(circle)), std::set<std::string>{"progress"});
+  EXPECT_THAT(StepPlanRun(chain, circle, 1, kShort).run().failure, HasSubstr("did not arrive"));
+  const Outcome expected = StepPlanRun(chain, chain.step(), 1).run();
+  ASSERT_EQ(expected.failure, "");
+  StepPlanMutator mutator(3);
+  int harmful = 0;
+  for (int tries = 0; harmful == 0 && tries < 600; ++tries) {
+    const std::optional<StepPlan> mutant = mutator.mutant(chain.step(), StepMutation::kMoveMessage);
+    if (!mutant || rules_of(validate(*mutant)) != std::set<std::string>{"messages"}) continue;
+    harmful += StepPlanRun(chain, *mutant, 2, kShort).run().same(expected) ? 0 : 1;
+  }
+  EXPECT_EQ(harmful, 1);
 }
 
 }  // namespace

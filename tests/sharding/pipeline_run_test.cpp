@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -21,6 +22,7 @@ namespace tessera::test::pipeline_run_test {
 namespace {
 
 using ::testing::Each;
+using ::testing::HasSubstr;
 
 /// An embedding, three blocks and a head, on three stages.
 SmallRun three_stages() {
@@ -254,6 +256,7 @@ TEST(PipelineRun, HasTheNormsOfOneProcess) {
 struct ChainOutcome {
   std::vector<double> losses, norms, scales;
   std::vector<bool> skipped;
+  std::vector<std::string> non_finite;  ///< of steps at the least loss scale
   std::vector<double> evaluated;
   std::vector<FullParameter> parameters;
 };
@@ -324,6 +327,7 @@ ChainOutcome run_chain(const PipelineChain& chain, const ChainRunOptions& run) {
       if (!result.loss_scale) continue;
       outcome.scales.push_back(static_cast<double>(result.loss_scale->scale));
       outcome.skipped.push_back(result.loss_scale->skipped);
+      outcome.non_finite.push_back(result.loss_scale->non_finite);
     }
     outcome.parameters = executor.gather_parameters();
   });
@@ -331,6 +335,7 @@ ChainOutcome run_chain(const PipelineChain& chain, const ChainRunOptions& run) {
     EXPECT_EQ(outcome.losses, outcomes.front().losses);
     EXPECT_EQ(outcome.scales, outcomes.front().scales);
     EXPECT_EQ(outcome.skipped, outcomes.front().skipped);
+    EXPECT_EQ(outcome.non_finite, outcomes.front().non_finite);
     EXPECT_EQ(outcome.evaluated, outcomes.front().evaluated);
     EXPECT_TRUE(same_bits(outcome.parameters, outcomes.front().parameters));
   }
@@ -457,6 +462,79 @@ TEST(PipelineRun, SkipsTheStepOnAllRanksWhereTheLastStageOverflows) {
   for (const PipelineOrder order : kPipelineOrders) {
     subject.run.pipeline_order = order;
     expect_same(run_chain(PipelineChain(subject), options), one, std::string(to_string(order)));
+  }
+}
+
+// Every rank names the tensor, though one stage alone has its gradient.
+TEST(PipelineRun, NamesTheTensorOfAnyStageThatOverflowsAtTheLeastScale) {
+  PipelineSubject subject{.name = "least scale", .run = {.strategy = "no_shard"}};
+  subject.layers = 4;
+  subject.run.first_layers = {0, 2, 3};
+  subject.run.micro_steps = 2;
+  LargeFirstElements source;
+  source.samples = {1};
+  LossScaling scaling{.initial_scale = 0x1p40F};
+  scaling.rule.dialect = LossScaleDialect::kDeepSpeed;
+  scaling.rule.minimum = 0x1p40F;
+  ChainRunOptions first{.steps = 2, .loss_scaling = scaling};
+  first.source = &source;
+  first.initial["l0.weight"] = without_first_column;
+  EXPECT_EQ(run_chain(PipelineChain(subject), first).non_finite.front(),
+            "the gradient of l0.weight in unit l0");
+  ChainRunOptions last{.steps = 2, .loss_scaling = scaling};
+  last.initial["l3.weight"] = without_first_column;
+  last.initial["l2.scale"] = [](std::int64_t element, float value) {
+    return element < kWidth ? value * 1e30F : value;
+  };
+  EXPECT_EQ(run_chain(PipelineChain(subject), last).non_finite.front(),
+            "the gradient of l3.weight in unit l3");
+}
+
+// ---- Failures ----------------------------------------------------------------------------------
+
+TEST(PipelineRun, EndsOnAllRanksWhereOneStageFails) {
+  PipelineSubject subject{.name = "fails", .run = {.strategy = "full_shard"}};
+  subject.layers = 4;
+  subject.run.ranks = 2;
+  subject.run.first_layers = {0, 2, 3};
+  subject.run.micro_steps = 3;
+  const PipelineChain chain(subject);
+  std::vector<const Schedule*> schedules;
+  for (const Schedule& schedule : chain.step().ranks) schedules.push_back(&schedule);
+  for (int failing = 0; failing < 6; ++failing) {
+    std::atomic<int> failed{0};
+    const auto run = [&] {
+      launch_ranks(make_thread_group(6), [&](int rank, ProcessGroup& world) {
+        const auto device = make_cpu_device();
+        Memory memory(*device);
+        RankGroups groups = RankGroups::split_from(world, schedules);
+        const auto stage = static_cast<std::size_t>(rank / 2);
+        const Schedule& schedule = *schedules[stage];
+        TrainingState state(chain.layout(), state_options(schedule), rank, memory);
+        ExecutorOptions options = executor_options(chain.run());
+        options.before_action = [=](int own, std::int64_t step, const Action& action) {
+          const bool is_pass = action.operation->is_pass && action.micro_step == 1;
+          if (own == failing && step == 1 && is_pass) {
+            fail(ErrorCode::kIo, "rank ", own, " has had enough");
+          }
+        };
+        try {
+          Executor executor(state, chain.model(), {{&schedule, &chain.source()}}, groups, memory,
+                            options);
+          for (int s = 0; s < 3; ++s) executor.run_step(s, kRate);
+        } catch (const std::exception&) {
+          ++failed;
+          throw;
+        }
+      });
+    };
+    try {
+      run();
+      ADD_FAILURE() << "rank " << failing << " has not failed";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr(concat("rank ", failing, " has had enough")));
+    }
+    EXPECT_EQ(failed, 6) << "rank " << failing;
   }
 }
 

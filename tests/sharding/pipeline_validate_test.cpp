@@ -303,6 +303,24 @@ TEST_F(BrokenPipeline, WithSlotsThatAreTooSmallIsRefused) {
   }
 }
 
+// Kernels of a layer's passes would find activations come and go beside them.
+TEST_F(BrokenPipeline, ThatPacksBesidePassesIsRefused) {
+  for (const Operation* const copy : {&kPack, &kUnpack}) {
+    for (const Lane lane : {Lane::kSend, Lane::kReduce}) {
+      expect_with_waits(
+          1, [&](Schedule& s) { at(s, find(s, *copy)).lane = lane; }, Rule::kForm,
+          "layers run on the compute lane");
+    }
+  }
+  expect(
+      1,
+      [](Schedule& s) {
+        Action& pack = at(s, find(s, kPack));
+        pack.writes[0] = {.buffer = s.find("loss")};
+      },
+      Rule::kForm, "loss is no activation on the device");
+}
+
 TEST_F(BrokenPipeline, WithPassesOfOtherRanksIsRefused) {
   expect(
       1, [](Schedule& s) { at(s, find(s, kForward)).layer = 0; }, Rule::kForm,

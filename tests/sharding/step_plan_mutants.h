@@ -32,6 +32,7 @@ enum class StepMutation : std::uint8_t {
   kPeer,
   kMessageLane,
   kMessageBuffer,
+  kCopyLane,  ///< of a pack, an unpack or an add-tied
   kDropWait,
   kAlterWait,
   kDropCopy,    ///< a pack or an unpack
@@ -41,7 +42,7 @@ enum class StepMutation : std::uint8_t {
   kHeader,      ///< one rank's schedule is of other options
   kSwapRanks,   ///< the schedules of two ranks
 };
-inline constexpr std::array<std::string_view, 21> kStepMutationNames{
+inline constexpr std::array<std::string_view, 22> kStepMutationNames{
     "drop a message",
     "drop a message and its partner",
     "move a message",
@@ -55,6 +56,7 @@ inline constexpr std::array<std::string_view, 21> kStepMutationNames{
     "peer",
     "lane of a message",
     "buffer of a message",
+    "lane of a pack, unpack or add-tied",
     "drop a wait",
     "alter a wait",
     "drop a pack or unpack",
@@ -153,25 +155,20 @@ class StepPlanMutator {
           Operand& operand = action.reads.empty() ? action.writes.front() : action.reads.front();
           operand.buffer = buffer_like(of(place.rank), operand.buffer);
         });
+      case StepMutation::kCopyLane:
+        return with(is_copy_or_sum, [&](Place place) {
+          at(place).lane = kAllLanes[static_cast<std::size_t>(below(kLanes))];
+        });
       case StepMutation::kDropWait:
       case StepMutation::kAlterWait:
         return change_wait(kind == StepMutation::kDropWait);
       case StepMutation::kDropCopy:
-        return with(
-            [](const Action& a) {
-              return a.operation == &operations::kPack || a.operation == &operations::kUnpack;
-            },
-            [&](Place place) { drop(place); });
+        return with(is_copy, [&](Place place) { drop(place); });
       case StepMutation::kDropTied:
         return with([](const Action& a) { return a.operation == &operations::kAddTied; },
                     [&](Place place) { drop(place); });
       case StepMutation::kMoveCopy:
-        return with(
-            [](const Action& a) {
-              return a.operation == &operations::kPack || a.operation == &operations::kUnpack ||
-                     a.operation == &operations::kAddTied;
-            },
-            [&](Place place) { move(place, near(place)); });
+        return with(is_copy_or_sum, [&](Place place) { move(place, near(place)); });
       case StepMutation::kSwapPasses:
         return with([](const Action& a) { return a.operation->is_pass; },
                     [&](Place place) { swap_passes(place); });
@@ -187,6 +184,12 @@ class StepPlanMutator {
   }
 
   static bool is_message(const Action& action) { return action.operation->is_message; }
+  static bool is_copy(const Action& action) {
+    return action.operation == &operations::kPack || action.operation == &operations::kUnpack;
+  }
+  static bool is_copy_or_sum(const Action& action) {
+    return is_copy(action) || action.operation == &operations::kAddTied;
+  }
   int below(std::size_t count) { return static_cast<int>(random_() % count); }
   bool once_in(std::size_t times) { return below(times) == 0; }
   Schedule& of(int rank) { return step_.ranks[static_cast<std::size_t>(rank)]; }

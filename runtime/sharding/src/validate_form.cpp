@@ -334,7 +334,7 @@ class FormCheck {
           (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");
       }
-      if (!activation && operation.changes_memory) {
+      if (!activation && operation.changes_memory && !s_.buffer(operand).is_slot()) {
         add_at(index, s_.name_of(operand.buffer), " is no activation on the device");
       }
       if (operand.unit != -1 || !operand.sharded.empty() || !operand.flats.empty()) {
