@@ -66,14 +66,14 @@ class RandomTokens : public BatchSource {
 inline constexpr std::int64_t kSmallBatch = 2;  ///< samples of a micro-step
 
 struct SmallRun {
-  int ranks = 1;  ///< of each stage
-  int layers = 3;  ///< blocks of small_gpt()
-  bool tied = true;  ///< its head, of families in which it may be
+  int ranks = 1;                    ///< of each stage
+  int layers = 3;                   ///< blocks of small_gpt()
+  bool tied = true;                 ///< its head, of families in which it may be
   std::vector<int> first_layers{};  ///< by stage, each on a pipeline rank of its own; empty: one
   PipelineOrder pipeline_order = PipelineOrder::kOneForwardOneBackward;
   int pipeline_prefetch = 1;
   bool tied_apart = false;  ///< see make_layout(); always with several stages
-  int replicas = 0;  ///< 0: as the strategy has it
+  int replicas = 0;         ///< 0: as the strategy has it
   std::string strategy = "full_shard";
   std::string optimizer = "adamw";
   int steps = 3;
@@ -89,6 +89,7 @@ struct SmallRun {
   bool packed = false;  ///< samples are of two documents each
   float dropout = 0.0F;
   double clip_norm = 0.5;
+  bool updates_wait_for_norm = true;
   bool stochastic_rounding = false;
   double offload_optimizer = 0.0;             ///< share of units
   double offload_parameters = 0.0;            ///< the same
@@ -176,6 +177,7 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .accumulate_unsharded = run.accumulate_unsharded,
           .policy = run.policy,
           .overlap_optimizer = run.steps_in_flight > 1,
+          .updates_wait_for_norm = run.updates_wait_for_norm,
           .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
           .offload_optimizer = run.offload_optimizer,
           .offload_parameters = run.offload_parameters,

@@ -32,6 +32,10 @@
 namespace tessera {
 namespace {
 
+bool updates_early(const Program& program) {
+  return program.schedule->purpose == Purpose::kTrain && !program.schedule->updates_wait_for_norm;
+}
+
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
@@ -72,9 +76,18 @@ class Executor::Impl {
         exchange_(layout_, options_.optimizer.clip_norm,
                   options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
                   memory, options_.steps_in_flight, state.is_offloaded(),
-                  std::ranges::any_of(programs, [](const Program& program) {
-                    return program.schedule->purpose == Purpose::kEvaluate;
-                  })) {
+                  std::ranges::any_of(programs,
+                                      [](const Program& program) {
+                                        return program.schedule->purpose == Purpose::kEvaluate;
+                                      }),
+                  std::ranges::any_of(programs, updates_early)) {
+    require(std::ranges::none_of(programs, updates_early) ||
+                (options_.optimizer.clip_norm <= 0.0 && !options_.loss_scaling),
+            ErrorCode::kInvalidArgument,
+            "updates of this schedule do not wait for the gradient norm, ", "which ",
+            options_.loss_scaling ? "loss scaling" : "clipping",
+            " needs: plan the step with updates_wait_for_norm, or run it with clip_norm 0 and ",
+            "without loss scaling");
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");

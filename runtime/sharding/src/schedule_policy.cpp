@@ -40,9 +40,9 @@ std::string write_share(double share) {
   return text;
 }
 
-PolicyRow choice(std::string_view name, bool PlanOptions::*option) {
+PolicyRow choice(std::string_view name, bool PlanOptions::*option, bool always = true) {
   return {name, [=](const PlanOptions& o) { return std::string(o.*option ? "yes" : "no"); },
-          [=](PlanOptions& o, PolicyWords words) { o.*option = read_choice(only(words)); }};
+          [=](PlanOptions& o, PolicyWords words) { o.*option = read_choice(only(words)); }, always};
 }
 
 PolicyRow choice(std::string_view name, bool StepPolicy::*option) {
@@ -115,6 +115,7 @@ std::span<const PolicyRow> policy_rows() {
       choice("accumulate_unsharded", &PlanOptions::accumulate_unsharded),
       choice("split_backward", &StepPolicy::split_backward),
       choice("overlap_optimizer", &PlanOptions::overlap_optimizer),
+      choice("updates_wait_for_norm", &PlanOptions::updates_wait_for_norm, false),
       {"reduction_order",
        [](const PlanOptions& o) { return std::string(to_string(o.reduction_order)); },
        [](PlanOptions& o, PolicyWords words) {
@@ -126,12 +127,10 @@ std::span<const PolicyRow> policy_rows() {
       share("offload_gradients", &PlanOptions::offload_gradients),
       share("disk_optimizer", &PlanOptions::disk_optimizer),
       share("disk_parameters", &PlanOptions::disk_parameters),
-      numbers<std::int64_t>("offload_activations",
-                            [](PlanOptions& o) -> auto& { return o.offload_activations; }),
+      numbers<std::int64_t>(
+          "offload_activations", [](PlanOptions & o) -> auto& { return o.offload_activations; }),
       {"pipeline_rank", [](const PlanOptions& o) { return concat(o.pipeline.rank); },
-       [](PlanOptions& o, PolicyWords words) {
-         o.pipeline.rank = read_number<int>(only(words));
-       },
+       [](PlanOptions& o, PolicyWords words) { o.pipeline.rank = read_number<int>(only(words)); },
        false},
       {"pipeline_schedule",
        [](const PlanOptions& o) { return std::string(to_string(o.pipeline.order)); },
@@ -144,9 +143,10 @@ std::span<const PolicyRow> policy_rows() {
          o.pipeline.prefetch = read_number<int>(only(words));
        },
        false},
-      numbers<int>("pipeline_stages", [](PlanOptions& o) -> auto& { return o.pipeline.first_layers; }),
-      numbers<std::int64_t>("pipeline_inputs",
-                            [](PlanOptions& o) -> auto& { return o.pipeline.input_numels; })};
+      numbers<int>(
+          "pipeline_stages", [](PlanOptions & o) -> auto& { return o.pipeline.first_layers; }),
+      numbers<std::int64_t>(
+          "pipeline_inputs", [](PlanOptions & o) -> auto& { return o.pipeline.input_numels; })};
   return rows;
 }
 
