@@ -85,6 +85,7 @@ class CheckedGroup : public Interface {
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
+  void set_label(const std::string& label) override { group_->set_label(label); }
 
   void all_gather(TensorView input, TensorView output, Stream& stream) override {
     check({.kind = CollectiveKind::kAllGather, .input = input, .output = output}, stream);

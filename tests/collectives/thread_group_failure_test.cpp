@@ -72,6 +72,43 @@ TEST(FailureTest, EveryAbsentRankIsListed) {
   EXPECT_TRUE(contains(outcomes[2].what, "ranks 0, 1, 3 did not arrive")) << outcomes[2].what;
 }
 
+// As the last stage of a pipeline, while the first ones fill it.
+TEST(FailureTest, AWaitIsNotGivenUpWhileOtherRanksGetOn) {
+  if (testing_cuda()) GTEST_SKIP() << "a receive on a GPU waits when more enters its stream";
+  Groups groups = make_groups(3, kTimeout);
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    const auto pair = c.group.split(c.rank() == 2 ? 1 : 0, c.rank());
+    Vector<float> data(5);
+    if (c.rank() == 2) return c.group.recv(view_of(data), 1, c.stream);
+    const auto begin = steady_clock::now();
+    for (float late = 0.0F; late == 0.0F;) {  // both leave after the same round
+      std::this_thread::sleep_for(milliseconds(20));
+      Vector<float> sum(1, steady_clock::now() - begin > 2 * kTimeout ? 1.0F : 0.0F);
+      pair->all_reduce(view_of(sum), c.stream);
+      c.stream.synchronize();
+      late = sum[0];
+    }
+    if (c.rank() == 1) c.group.send(view_of(data), 2, c.stream);
+    c.stream.synchronize();
+  });
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_FALSE(outcome.code.has_value()) << outcome.what;
+  }
+}
+
+TEST(FailureTest, AGroupWithALabelIsNamedByIt) {
+  Groups groups = make_groups(2, kTimeout);
+  const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
+    const auto pair = c.group.split(0, c.rank());
+    pair->set_label("the messages from here to there");
+    if (c.rank() == 0) pair->barrier(c.stream);
+    c.stream.synchronize();
+  });
+  EXPECT_EQ(outcomes[0].code, ErrorCode::kTimeout);
+  EXPECT_TRUE(contains(outcomes[0].what, "of 2 of the messages from here to there: rank 1"))
+      << outcomes[0].what;
+}
+
 TEST(FailureTest, RanksThatMeanDifferentRootsAreNamed) {
   for (int round = 0; round < 20; ++round) {  // what is wrong may be overtaken by the next call
     Groups groups = make_groups(3, milliseconds(60000));

@@ -89,6 +89,7 @@ struct SmallRun {
   bool packed = false;  ///< samples are of two documents each
   float dropout = 0.0F;
   double clip_norm = 0.5;
+  bool updates_wait_for_norm = true;
   bool stochastic_rounding = false;
   double offload_optimizer = 0.0;             ///< share of units
   double offload_parameters = 0.0;            ///< the same
@@ -184,6 +185,7 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .accumulate_unsharded = run.accumulate_unsharded,
           .policy = run.policy,
           .overlap_optimizer = run.steps_in_flight > 1,
+          .updates_wait_for_norm = run.updates_wait_for_norm,
           .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
           .offload_optimizer = run.offload_optimizer,
           .offload_parameters = run.offload_parameters,

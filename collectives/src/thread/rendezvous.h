@@ -59,9 +59,21 @@ class Family {
   /// Why; empty unless aborted.
   std::string reason() const;
 
+  /// An operation of some group has ended on some rank.
+  void note_move() {
+    last_moved_.store(std::chrono::steady_clock::now().time_since_epoch().count(),
+                      std::memory_order_relaxed);
+  }
+  /// When the last one has: who waits longer than the timeout is not given up before nothing has
+  /// moved for that long, as the last stages of a pipeline while the first ones fill it.
+  SteadyTime last_moved() const {
+    return SteadyTime(SteadyTime::duration(last_moved_.load(std::memory_order_relaxed)));
+  }
+
  private:
   const int cores_ = usable_cores();
   std::atomic<bool> aborted_{false};
+  std::atomic<SteadyTime::rep> last_moved_{0};
   mutable std::mutex mutex_;
   std::string reason_;                            // guarded by mutex_; set with aborted_
   std::vector<std::weak_ptr<Wakeable>> members_;  // guarded by mutex_

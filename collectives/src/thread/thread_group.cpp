@@ -166,6 +166,7 @@ class ThreadGroup : public CallGroup<> {
   }
 
   void abort(std::string_view reason) noexcept override { state_->family().abort(reason); }
+  void set_label(const std::string& label) override { state_->set_label(label); }
 
  private:
   std::int64_t issue(const CollectiveCall& call, Stream& stream) override {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "collective_call.h"
@@ -69,6 +70,16 @@ class ThreadGroupState : public Wakeable {
     return channels_[static_cast<std::size_t>(source * size_ + destination)];
   }
 
+  /// See ProcessGroup::set_label. Every rank sets it.
+  void set_label(const std::string& label) {
+    const std::lock_guard lock(label_mutex_);
+    label_ = label;
+  }
+  std::string label() const {
+    const std::lock_guard lock(label_mutex_);
+    return label_;
+  }
+
   SplitRounds& splits() { return splits_; }
 
   void wake_all() override;
@@ -81,6 +92,8 @@ class ThreadGroupState : public Wakeable {
   const std::unique_ptr<Member[]> members_;
   const std::unique_ptr<Channel[]> channels_;
   SplitRounds splits_;
+  mutable std::mutex label_mutex_;
+  std::string label_;  // guarded by label_mutex_
 };
 
 /// A group's state, registered with its family.

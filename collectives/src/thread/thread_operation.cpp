@@ -19,19 +19,27 @@ ThreadOperation::ThreadOperation(ThreadGroupState& state, int rank, std::uint64_
       own_summary_(summary_of(call)) {}
 
 std::string ThreadOperation::name() const {
-  return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank_, " of ", size());
+  const std::string label = state_.label();
+  return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank_, " of ", size(),
+                label.empty() ? "" : " of ", label);
 }
 
 void ThreadOperation::wait(Counter& counter, std::uint64_t target,
                            const std::function<std::string()>& missing) {
-  switch (counter.wait(target, deadline_, state_.family().aborted(), state_.yield_after())) {
-    case Counter::Wait::kReached:
-      return;
-    case Counter::Wait::kAborted:
-      fail_aborted();
-    case Counter::Wait::kTimeout:
-      fail(ErrorCode::kTimeout, name(), ": ", missing(), " did not arrive within ",
-           state_.timeout().count(), " ms");
+  while (true) {
+    switch (counter.wait(target, deadline_, state_.family().aborted(), state_.yield_after())) {
+      case Counter::Wait::kReached:
+        return;
+      case Counter::Wait::kAborted:
+        fail_aborted();
+      case Counter::Wait::kTimeout:
+        const SteadyTime later = state_.family().last_moved() + state_.timeout();
+        if (later <= deadline_) {
+          fail(ErrorCode::kTimeout, name(), ": ", missing(), " did not arrive within ",
+               state_.timeout().count(), " ms");
+        }
+        deadline_ = later;
+    }
   }
 }
 
@@ -117,6 +125,7 @@ void ThreadOperation::recv() {
 void ThreadOperation::run(const std::function<void(ThreadOperation&)>& body) {
   try {
     body(*this);
+    state_.family().note_move();
   } catch (const std::exception& error) {
     state_.family().abort(error.what());
     await_readers();

@@ -77,7 +77,7 @@ class ThreadOperation {
   const int rank_;
   const std::uint64_t sequence_;
   const CollectiveCall& call_;
-  const SteadyTime deadline_;
+  SteadyTime deadline_;
   const CallSummary own_summary_;
 };
 

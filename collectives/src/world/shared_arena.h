@@ -16,6 +16,7 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> left;         ///< 1: the process has finished well
   std::atomic<std::uint32_t> abort_state;  ///< 0: none, 1: being written, 2: `reason` may be read
   char reason[kReasonBytes];               ///< ends with 0
+  std::atomic<std::int64_t> moved;         ///< steady clock: an operation of some rank has ended
 };
 
 /// A file in memory that a process maps as a whole: its own to allocate from, or a peer's to read.

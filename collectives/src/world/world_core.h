@@ -48,6 +48,16 @@ class WorldCore {
   void abort(std::string_view reason) noexcept;
   /// Called where the world ends: if an exception ends it, this process has failed.
   void abort_if_unwinding() noexcept;
+  /// An operation of some group has ended here.
+  void note_move() const {
+    board().moved.store(std::chrono::steady_clock::now().time_since_epoch().count(),
+                        std::memory_order_relaxed);
+  }
+  /// When the last one has, on this machine.
+  std::chrono::steady_clock::time_point last_moved() const {
+    using Clock = std::chrono::steady_clock;
+    return Clock::time_point(Clock::duration(board().moved.load(std::memory_order_relaxed)));
+  }
   /// True from when the first one that fails says so, before it leaves and frees its buffers.
   bool aborted() const;
   /// Why; "" unless aborted. Waits a moment for who is still writing it.

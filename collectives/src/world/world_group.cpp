@@ -157,7 +157,7 @@ class WorldGroup : public CallGroup<> {
  public:
   /// `joined`: one more than the highest id of the groups that this rank was ever in. Its groups
   /// share it; `split` is a host operation, called by one thread at a time.
-  WorldGroup(std::shared_ptr<const WorldGroupState> state,
+  WorldGroup(std::shared_ptr<WorldGroupState> state,
              std::shared_ptr<std::atomic<std::int64_t>> joined)
       : state_(std::move(state)), joined_(std::move(joined)), numbers_(state_->size()) {}
 
@@ -167,6 +167,7 @@ class WorldGroup : public CallGroup<> {
   std::unique_ptr<ProcessGroup> split(int color, int key) override;
 
   void abort(std::string_view reason) noexcept override { state_->core().abort(reason); }
+  void set_label(const std::string& label) override { state_->set_label(label); }
   Traffic traffic() const override {
     Traffic result = CallGroup<>::traffic();
     result.copied_bytes = copied_bytes_->load();
@@ -202,7 +203,7 @@ class WorldGroup : public CallGroup<> {
     return all;
   }
 
-  const std::shared_ptr<const WorldGroupState> state_;
+  const std::shared_ptr<WorldGroupState> state_;
   const std::shared_ptr<std::atomic<std::int64_t>> joined_;
   CallNumbers numbers_;
   const std::shared_ptr<std::atomic<std::int64_t>> copied_bytes_ =
@@ -255,7 +256,7 @@ std::unique_ptr<ProcessGroup> WorldGroup::split(int color, int key) {
 
 }  // namespace
 
-std::unique_ptr<ProcessGroup> make_world_group(std::shared_ptr<const WorldGroupState> state) {
+std::unique_ptr<ProcessGroup> make_world_group(std::shared_ptr<WorldGroupState> state) {
   return std::make_unique<WorldGroup>(std::move(state),
                                       std::make_shared<std::atomic<std::int64_t>>(1));
 }

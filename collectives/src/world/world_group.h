@@ -8,6 +8,6 @@
 namespace tessera {
 
 /// One rank's end of a group that spans processes.
-std::unique_ptr<ProcessGroup> make_world_group(std::shared_ptr<const WorldGroupState> state);
+std::unique_ptr<ProcessGroup> make_world_group(std::shared_ptr<WorldGroupState> state);
 
 }  // namespace tessera

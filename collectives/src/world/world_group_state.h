@@ -69,6 +69,10 @@ class WorldGroupState {
     return channels_[source * size() + destination];
   }
 
+  /// See ProcessGroup::set_label; before the first operation.
+  void set_label(const std::string& label) { label_ = label; }
+  const std::string& label() const { return label_; }
+
   /// The tag of messages from one rank of this group to another, of far peers.
   std::uint32_t tag(int source, int destination, MessageUse use) const;
 
@@ -81,6 +85,7 @@ class WorldGroupState {
   const int rank_;
   SharedMember* members_;
   SharedChannel* channels_;
+  std::string label_;
 };
 
 }  // namespace tessera

@@ -39,7 +39,8 @@ WorldOperation::~WorldOperation() {
 }
 
 std::string WorldOperation::name() const {
-  return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank(), " of ", size());
+  return concat(to_string(call_.kind), " #", sequence_, " on rank ", rank(), " of ", size(),
+                state_.label().empty() ? "" : " of ", state_.label());
 }
 
 // ---- Waiting ------------------------------------------------------------------------------------
@@ -49,11 +50,15 @@ void WorldOperation::fail_if_aborted() const {
   if (core.aborted()) fail(ErrorCode::kAborted, name(), ": ", core.reason());
 }
 
+Clock::time_point WorldOperation::deadline() const {
+  return std::max(deadline_, state_.core().last_moved() + state_.core().options().timeout);
+}
+
 bool WorldOperation::is_there_after_all(const std::function<bool()>& there,
                                         const std::function<std::string()>& missing) const {
   // Before the last look: who failed in what came later has done its part of this operation first.
   const bool aborted = state_.core().aborted();
-  const bool late = Clock::now() >= deadline_;
+  const bool late = Clock::now() >= deadline();
   if (there()) return true;
   if (aborted) fail_if_aborted();
   if (!late) return false;
@@ -65,7 +70,7 @@ void WorldOperation::wait(SharedCounter& counter, std::uint64_t target,
                           const std::function<std::string()>& missing) {
   constexpr std::chrono::milliseconds kNone{0};
   do {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline() - Clock::now());
     if (counter.wait(target, std::clamp(left, kNone, kLook))) return;
   } while (!is_there_after_all([&] { return counter.value() >= target; }, missing));
 }
@@ -300,13 +305,14 @@ void WorldOperation::run(const std::function<void(WorldOperation&)>& body) {
     if (pairwise()) {
       fail_if_aborted();
       body(*this);
-      return;
+      return state_.core().note_move();
     }
     SharedMember& own = state_.member(rank());
     wait(own.finished, sequence_, [&] { return concat("its own operation #", sequence_ - 1); });
     fail_if_aborted();
     body(*this);
     own.finished.raise(sequence_ + 1);
+    state_.core().note_move();
   } catch (const std::exception& error) {
     state_.core().abort(error.what());
     throw;

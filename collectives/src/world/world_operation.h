@@ -83,6 +83,8 @@ class WorldOperation {
   /// was aborted or the deadline has passed before the look.
   bool is_there_after_all(const std::function<bool()>& there,
                           const std::function<std::string()>& missing) const;
+  /// Later while other operations of the run end.
+  std::chrono::steady_clock::time_point deadline() const;
   void fail_if_aborted() const;
 
   struct FarSummary {

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <cmath>
 #include <set>
+#include <string>
 #include <tuple>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/lab/flight_dump.h"
 
 namespace tessera {
@@ -10,6 +13,21 @@ namespace {
 
 /// Seconds that a collective may take without being told of, where all have come to it.
 constexpr double kLong = 1.0;
+
+// [Note: who meets] Ranks of different pipeline ranks run different programs, so an action's index
+// means nothing to a peer. On one communicator all members issue the same operations in one order:
+// the k-th action of a rank's program that is on it meets the k-th of each other member, whichever
+// layer and micro-step it is of. validate() of a step plan shows that these are the same.
+
+/// An operation of a communicator, as all of its members know it.
+struct MeetingPlace {
+  int program = 0;  ///< as a rank counts its own
+  std::int64_t step = 0;
+  std::string group;
+  int place = 0;  ///< among the actions of the program that are on it
+  int first = 0;  ///< the first member: other ranks have communicators of the same name
+  auto operator<=>(const MeetingPlace&) const = default;
+};
 
 /// One rank at the moment that its dump tells of.
 class RankHistory {
@@ -34,6 +52,13 @@ class RankHistory {
     return dump_.programs[static_cast<std::size_t>(at.program)]
         .actions[static_cast<std::size_t>(at.action)];
   }
+  int pipeline_rank() const {
+    return rank_.rank / std::max(1, dump_.world_size / dump_.pipeline_ranks());
+  }
+  bool has_pipeline() const { return dump_.pipeline_ranks() > 1; }
+  MeetingPlace meeting_of(const ActionAt& at) const;
+  /// The rank's own action there; none: its programs have none.
+  std::optional<ActionAt> action_in(const MeetingPlace& meeting) const;
   const std::vector<int>& group(const ActionAt& at) const {
     static const std::vector<int> none;
     const auto found = rank_.groups.find(action(at).group);
@@ -62,6 +87,27 @@ class RankHistory {
   const FlightDump& dump_;
   const DumpedRank& rank_;
 };
+
+MeetingPlace RankHistory::meeting_of(const ActionAt& at) const {
+  const auto& actions = dump_.programs[static_cast<std::size_t>(at.program)].actions;
+  const std::string& name = action(at).group;
+  const auto before = std::count_if(actions.begin(), actions.begin() + at.action,
+                                    [&](const DumpedAction& a) { return a.group == name; });
+  const int programs = static_cast<int>(dump_.programs.size()) / dump_.pipeline_ranks();
+  return {at.program % programs, at.step, name, static_cast<int>(before), group(at).front()};
+}
+
+std::optional<ActionAt> RankHistory::action_in(const MeetingPlace& meeting) const {
+  const int programs = static_cast<int>(dump_.programs.size()) / dump_.pipeline_ranks();
+  ActionAt at{pipeline_rank() * programs + meeting.program, meeting.step, 0};
+  const auto& actions = dump_.programs[static_cast<std::size_t>(at.program)].actions;
+  int place = -1;
+  for (; at.action < static_cast<int>(actions.size()); ++at.action) {
+    place += action(at).group == meeting.group ? 1 : 0;
+    if (place == meeting.place) return at;
+  }
+  return std::nullopt;
+}
 
 ActionAt place_of(const ActionRecord& record) {
   return {record.program, record.step, record.action};
@@ -180,19 +226,17 @@ Obstacle RankHistory::obstacle_before(const ActionAt& at) const {
 
 using Ranks = std::map<int, RankHistory>;
 
-/// The collectives that ranks are in, by action and the group's first rank. On a GPU: the last
-/// that each lane was given.
-std::map<std::pair<ActionAt, int>, CollectiveWait> collectives_in_progress(const Ranks& ranks) {
-  std::map<std::pair<ActionAt, int>, CollectiveWait> waits;
+/// The collectives and messages that ranks are in. On a GPU: the last that each lane was given.
+std::map<MeetingPlace, CollectiveWait> collectives_in_progress(const Ranks& ranks) {
+  std::map<MeetingPlace, CollectiveWait> waits;
   for (const auto& [rank, history] : ranks) {
     for (const DumpedLane& lane : history.lanes()) {
       const auto record = history.last(lane);
       if (!record || record->end) continue;
       const ActionAt at = place_of(*record);
-      const std::vector<int>& group = history.group(at);
-      if (group.size() < 2) continue;
-      CollectiveWait& wait = waits[{at, group.front()}];
-      wait.at = at;
+      if (history.group(at).size() < 2) continue;
+      CollectiveWait& wait = waits[history.meeting_of(at)];
+      if (wait.waiting.empty()) wait.at = at;
       wait.since = wait.waiting.empty() ? record->begin : std::min(wait.since, record->begin);
       wait.seconds = std::max(wait.seconds, history.time() - record->begin);
       wait.waiting.push_back(rank);
@@ -201,14 +245,18 @@ std::map<std::pair<ActionAt, int>, CollectiveWait> collectives_in_progress(const
   return waits;
 }
 
-std::vector<Absence> absent_from(const CollectiveWait& wait, const Ranks& ranks) {
+std::vector<Absence> absent_from(const MeetingPlace& meeting, const CollectiveWait& wait,
+                                 const Ranks& ranks) {
   std::vector<Absence> absent;
   for (const int peer : ranks.at(wait.waiting.front()).group(wait.at)) {
     const auto found = ranks.find(peer);
     if (found == ranks.end()) {
       absent.push_back({.rank = peer});
-    } else if (!found->second.has_begun(wait.at)) {
-      absent.push_back({.rank = peer, .obstacle = found->second.obstacle_before(wait.at)});
+      continue;
+    }
+    const auto own = found->second.action_in(meeting);
+    if (own && !found->second.has_begun(*own)) {
+      absent.push_back({.rank = peer, .obstacle = found->second.obstacle_before(*own)});
     }
   }
   return absent;
@@ -257,6 +305,45 @@ std::optional<CollectiveWait> wait_of_hosts(std::span<const FlightDump> dumps,
   return wait;
 }
 
+/// "rank 5 (pipeline rank 2, stage 2)"; without a pipeline "rank 5".
+std::string rank_in_words(const RankHistory& rank, bool has_pipeline, int stage) {
+  if (!has_pipeline) return concat("rank ", rank.number());
+  return concat("rank ", rank.number(), " (pipeline rank ", rank.pipeline_rank(),
+                stage < 0 ? "" : concat(", stage ", stage), ")");
+}
+
+/// Who waits for nobody, of the wait that comes first.
+std::string root_in_words(const std::vector<CollectiveWait>& waits, const Ranks& ranks) {
+  if (waits.empty() || waits.front().of_hosts) return "";
+  const CollectiveWait& wait = waits.front();
+  const auto absence = std::ranges::find_if(
+      wait.absent, [](const Absence& a) { return a.obstacle && !a.waits_itself; });
+  if (absence == wait.absent.end()) return "";
+  const RankHistory& rank = ranks.at(absence->rank);
+  const RankHistory& first = ranks.at(wait.waiting.front());
+  const bool has_pipeline = rank.has_pipeline();
+  const Obstacle& obstacle = *absence->obstacle;
+  const DumpedAction& held = rank.action(obstacle.at);
+  const DumpedAction& awaited = first.action(wait.at);
+  std::string text = rank_in_words(rank, has_pipeline, held.stage);
+  switch (obstacle.kind) {
+    case Obstacle::Kind::kAction:
+      text += concat(" was, for ", std::lround(obstacle.seconds * 1e3), " ms, in step ",
+                     obstacle.at.step, ", ", held.lane, " lane: ", held.text);
+      break;
+    case Obstacle::Kind::kReady:
+      text += concat(" could have begun, in step ", obstacle.at.step, ", ", held.lane,
+                     " lane: ", held.text);
+      break;
+    case Obstacle::Kind::kHost:
+      text += concat(" had not issued, in step ", obstacle.at.step, ", ", held.lane,
+                     " lane: ", held.text);
+      break;
+  }
+  return concat(text, "; ", rank_in_words(first, has_pipeline, awaited.stage), " waited for it in ",
+                awaited.text);
+}
+
 }  // namespace
 
 std::optional<ActionRecord> record_at(std::span<const ActionRecord> records, double time) {
@@ -279,8 +366,8 @@ FlightDiagnosis diagnose(std::span<const FlightDump> dumps) {
     if (!ranks.contains(rank)) diagnosis.without_dump.push_back(rank);
   }
   std::set<std::pair<int, ActionAt>> held_up;  // ranks, and the collectives in which they wait
-  for (auto& [key, wait] : collectives_in_progress(ranks)) {
-    wait.absent = absent_from(wait, ranks);
+  for (auto& [meeting, wait] : collectives_in_progress(ranks)) {
+    wait.absent = absent_from(meeting, wait, ranks);
     if (wait.absent.empty()) {
       const bool others_have_ended =
           wait.waiting.size() < ranks.at(wait.waiting.front()).group(wait.at).size();
@@ -288,7 +375,9 @@ FlightDiagnosis diagnose(std::span<const FlightDump> dumps) {
       wait.all_came = true;
       wait.absent = behind_in(wait, ranks);
     }
-    for (const int rank : wait.waiting) held_up.emplace(rank, wait.at);
+    for (const int rank : wait.waiting) {
+      held_up.emplace(rank, ranks.at(rank).action_in(meeting).value());
+    }
     diagnosis.waits.push_back(std::move(wait));
   }
   if (auto wait = wait_of_hosts(dumps, diagnosis.without_dump)) {
@@ -305,6 +394,7 @@ FlightDiagnosis diagnose(std::span<const FlightDump> dumps) {
     const bool follows = std::ranges::all_of(wait.absent, &Absence::waits_itself);
     return std::pair(follows, wait.since);
   });
+  diagnosis.root = root_in_words(diagnosis.waits, ranks);
   return diagnosis;
 }
 

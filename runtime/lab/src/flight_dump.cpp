@@ -48,9 +48,13 @@ Json json_of(const DumpedProgram& program) {
     }
     if (!action.waits.empty()) out["waits"] = action.waits;
     if (!action.previous_waits.empty()) out["previous_waits"] = action.previous_waits;
+    if (action.stage >= 0) out["stage"] = action.stage;
     actions.push_back(std::move(out));
   }
-  return {{"purpose", program.purpose}, {"actions", std::move(actions)}};
+  Json out{{"purpose", program.purpose}};
+  if (program.pipeline_rank > 0) out["pipeline_rank"] = program.pipeline_rank;
+  out["actions"] = std::move(actions);
+  return out;
 }
 
 HostPhase phase_of(const std::string& name) {
@@ -78,7 +82,9 @@ std::vector<ActionRecord> read_records(const Json& from, bool of_host) {
 }
 
 DumpedProgram read_program(const Json& from) {
-  DumpedProgram program{.purpose = from.at("purpose").get<std::string>(), .actions = {}};
+  DumpedProgram program{.purpose = from.at("purpose").get<std::string>(),
+                        .pipeline_rank = from.value("pipeline_rank", 0),
+                        .actions = {}};
   const Json none = Json::array();
   for (const Json& item : from.at("actions")) {
     program.actions.push_back(
@@ -87,7 +93,8 @@ DumpedProgram read_program(const Json& from) {
          .group = item.value("group", ""),
          .sent_bytes = item.value("sent_bytes", std::int64_t{0}),
          .waits = item.value("waits", none).get<std::vector<int>>(),
-         .previous_waits = item.value("previous_waits", none).get<std::vector<int>>()});
+         .previous_waits = item.value("previous_waits", none).get<std::vector<int>>(),
+         .stage = item.value("stage", -1)});
   }
   return program;
 }

@@ -32,6 +32,10 @@
 namespace tessera {
 namespace {
 
+bool updates_early(const Program& program) {
+  return program.schedule->purpose == Purpose::kTrain && !program.schedule->updates_wait_for_norm;
+}
+
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
@@ -72,9 +76,18 @@ class Executor::Impl {
         exchange_(layout_, options_.optimizer.clip_norm,
                   options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
                   memory, options_.steps_in_flight, state.is_offloaded(),
-                  std::ranges::any_of(programs, [](const Program& program) {
-                    return program.schedule->purpose == Purpose::kEvaluate;
-                  })) {
+                  std::ranges::any_of(programs,
+                                      [](const Program& program) {
+                                        return program.schedule->purpose == Purpose::kEvaluate;
+                                      }),
+                  std::ranges::any_of(programs, updates_early)) {
+    require(std::ranges::none_of(programs, updates_early) ||
+                (options_.optimizer.clip_norm <= 0.0 && !options_.loss_scaling),
+            ErrorCode::kInvalidArgument,
+            "updates of this schedule do not wait for the gradient norm, ", "which ",
+            options_.loss_scaling ? "loss scaling" : "clipping",
+            " needs: plan the step with updates_wait_for_norm, or run it with clip_norm 0 and ",
+            "without loss scaling");
     require(optimizer_tensors(options_.optimizer) == state.options().optimizer_tensors,
             ErrorCode::kInvalidArgument, "the training state was made for another optimizer than ",
             options_.optimizer.name, " with these hyperparameters");
@@ -91,6 +104,8 @@ class Executor::Impl {
     }
     if (options_.loss_scaling) set_loss_scaler(options_.loss_scaling->initial_state());
     prepare(memory);
+    // Each step writes the loss scale before it is read.
+    run_apart([&](Stream& stream) { groups.connect_pairs(exchange_.loss_scale(), stream); });
   }
   /// What is still enqueued copies to and from memory that goes first.
   ~Impl() {
@@ -182,6 +197,7 @@ class Executor::Impl {
   }
   void run_apart(const std::function<void(Stream& compute)>& work);
   [[noreturn]] void abandon(std::string_view reason);
+  [[noreturn]] void rethrow_explained(const std::exception_ptr& failure) const;
   void issue(Loaded& program, std::int64_t step, int index);
   StepExchange::Given given_of(std::int64_t step, std::int64_t items,
                                std::span<const double> rates) const;
@@ -390,16 +406,20 @@ StepResult Executor::Impl::finish_step() {
   const Begun step = std::move(begun_.front());
   begun_.pop_front();
   enter(HostPhase::kWaits, step.program, step.step);
-  // A step with none behind it is over when its updates are.
-  if (!begun_.empty()) {
-    try {
-      step.results.synchronize();
-    } catch (...) {
-      lanes_.synchronize();  // with the cause, if a lane knows it
-      throw;
+  try {
+    // A step with none behind it is over when its updates are.
+    if (!begun_.empty()) {
+      try {
+        step.results.synchronize();
+      } catch (...) {
+        lanes_.synchronize();  // with the cause, if a lane knows it
+        throw;
+      }
     }
+    if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
+  } catch (...) {
+    rethrow_explained(std::current_exception());
   }
-  if (begun_.empty() || lanes_.failed()) lanes_.synchronize();
   enter(HostPhase::kOutside, step.program, step.step);
   using std::chrono::milliseconds;
   longest_step_ = std::max(longest_step_, std::chrono::duration_cast<milliseconds>(
@@ -510,14 +530,29 @@ void Executor::Impl::predict(std::size_t number, std::int64_t step, const OnPred
 /// outlive its data. Rethrows, unless it is a consequence of what has happened on a lane meanwhile.
 void Executor::Impl::abandon(std::string_view reason) {
   const std::exception_ptr failure = std::current_exception();
-  groups_.abort(reason);
-  if (options_.recorder != nullptr) options_.recorder->fail(reason);
+  const std::string told = lanes_.place_of_rank() + std::string(reason);
+  groups_.abort(told);
+  if (options_.recorder != nullptr) options_.recorder->fail(told);
   try {
     lanes_.synchronize();
   } catch (...) {
     if (is_consequence(failure) && !is_consequence(std::current_exception())) throw;
   }
-  std::rethrow_exception(failure);
+  rethrow_explained(failure);
+}
+
+/// What has come too late, or not at all, has a cause on another rank.
+void Executor::Impl::rethrow_explained(const std::exception_ptr& failure) const {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    const bool elsewhere =
+        error.code() == ErrorCode::kAborted || error.code() == ErrorCode::kTimeout;
+    if (!elsewhere || options_.recorder == nullptr) throw;
+    const std::string explanation = options_.recorder->explanation();
+    if (explanation.empty()) throw;
+    throw Error(error.code(), concat(error.what(), "; ", explanation));
+  }
 }
 
 /// Issues one action on its lane: waits, work, and an event if somebody waits for it.

@@ -3,6 +3,7 @@
 #include <set>
 #include <tuple>
 
+#include "tessera/collectives/nccl_group.h"
 #include "tessera/collectives/sim_group.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/layout.h"
@@ -38,6 +39,19 @@ std::vector<PipelinePair> pairs_of(std::span<const Schedule* const> schedules) {
   return {pairs.begin(), pairs.end()};
 }
 
+std::string pair_in_words(const Schedule& schedule, const PipelinePair& pair) {
+  return concat("the messages from ", rank_in_words(schedule, pair.from), ", to ",
+                rank_in_words(schedule, pair.to), ", on the ", to_string(pair.lane), " lane");
+}
+
+void subtract(Traffic& from, const Traffic& part) {
+  for (std::size_t kind = 0; kind < from.calls.size(); ++kind) {
+    from.calls[kind] -= part.calls[kind];
+    from.sent_bytes[kind] -= part.sent_bytes[kind];
+  }
+  from.copied_bytes -= part.copied_bytes;
+}
+
 /// Pairs in lists without a rank in common, so that one split() makes all groups of a list.
 std::vector<std::vector<PipelinePair>> apart(const std::vector<PipelinePair>& pairs) {
   std::vector<std::vector<PipelinePair>> lists;
@@ -59,6 +73,22 @@ std::vector<std::vector<PipelinePair>> apart(const std::vector<PipelinePair>& pa
 }
 
 }  // namespace
+
+std::string rank_in_words(const Schedule& schedule, int pipeline_rank) {
+  std::string stages;
+  int count = 0;
+  for (int s = pipeline_rank; s < schedule.pipeline.stages(); s += schedule.pipeline_ranks()) {
+    stages += concat(count++ == 0 ? "" : ", ", s);
+  }
+  return concat("pipeline rank ", pipeline_rank, count == 1 ? ", stage " : ", stages ", stages);
+}
+
+/// A message is of the layer that has made it, or whose output's gradient it is.
+int stage_of(const Schedule& schedule, const Action& action) {
+  if (action.layer < 0) return -1;
+  const int layer = schedule.is_here(action.layer) ? action.layer : action.layer + 1;
+  return schedule.pipeline.stage_of(layer);
+}
 
 PipelinePair PipelinePair::of(Lane lane, int rank, int peer) {
   const bool sends = lane == Lane::kSend || lane == Lane::kSendBack;
@@ -100,7 +130,9 @@ RankGroups RankGroups::split_from(ProcessGroup& world, std::span<const Schedule*
       number = static_cast<int>(own - list.data());
     }
     auto group = world.split(number * places + place, groups.pipeline_rank_);
-    if (own != nullptr) groups.pairs_[*own] = std::move(group);
+    if (own == nullptr) continue;
+    group->set_label(pair_in_words(schedule, *own));
+    groups.pairs_[*own] = std::move(group);
   }
   return groups;
 }
@@ -150,6 +182,26 @@ ProcessGroup& RankGroups::pair(Lane lane, int peer) const {
   return *found->second;
 }
 
+void RankGroups::connect_pairs(const TensorView& element, Stream& stream) {
+  if (std::exchange(connected_, true)) return;
+  bool sent = false;
+  for (const auto& [pair, group] : pairs_) {
+    if (dynamic_cast<NcclGroup*>(group.get()) == nullptr) continue;
+    const Traffic before = group->traffic();
+    const bool sends = pair.from == pipeline_rank_;
+    const int peer = sends == (pair.from < pair.to) ? 1 : 0;
+    if (sends) {
+      group->send(element, peer, stream);
+    } else {
+      group->recv(element, peer, stream);
+    }
+    connecting_ += group->traffic();
+    subtract(connecting_, before);
+    sent = true;
+  }
+  if (sent) stream.synchronize();
+}
+
 Traffic RankGroups::traffic() const {
   Traffic sum;
   for (const auto& lane : groups_) {
@@ -158,6 +210,7 @@ Traffic RankGroups::traffic() const {
     }
   }
   for (const auto& [pair, group] : pairs_) sum += group->traffic();
+  subtract(sum, connecting_);
   if (control_ != nullptr) {
     constexpr auto kScalars = CollectiveKind::kAllReduce;
     const Traffic control = control_->traffic();

@@ -32,7 +32,10 @@ bool is_consequence(const std::exception_ptr& failure) {
 
 Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
              std::span<const Schedule* const> schedules)
-    : device_(device), groups_(groups), options_(options) {
+    : device_(device),
+      groups_(groups),
+      options_(options),
+      schedules_(schedules.begin(), schedules.end()) {
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
@@ -56,16 +59,21 @@ StreamOptions Lanes::stream_options(Lane lane) {
                        // when there is nothing left to hide it behind. The next step's forward
                        // waits for the optimizer as well.
                        .urgent = lane != Lane::kCompute,
-                       .on_error = [this](std::string_view what) {
-                         groups_.abort(what);
-                         if (options_.recorder != nullptr) options_.recorder->fail(what);
+                       .on_error = [this, lane](std::string_view what) {
+                         const std::string told = failure_in_words(lane, what);
+                         groups_.abort(told);
+                         if (options_.recorder != nullptr) options_.recorder->fail(told);
                        }};
   if (options_.before_task) {
     stream.before_task = [lane, before = options_.before_task] { before(lane); };
   }
   ActionRing* const ring = options_.recorder == nullptr ? nullptr : &options_.recorder->ring(lane);
-  if (ring != nullptr) {
-    stream.on_begin = [ring](const Work& work, double seconds) {
+  const bool has_pipeline = schedules_.front()->pipeline_ranks() > 1;
+  if (ring != nullptr || has_pipeline) {
+    Work* const running = has_pipeline ? &running_[static_cast<std::size_t>(lane)] : nullptr;
+    stream.on_begin = [ring, running](const Work& work, double seconds) {
+      if (running != nullptr && work.action >= 0) *running = work;
+      if (ring == nullptr) return;
       if (work.action < 0) return ring->resume();
       ring->begin(work.program, work.action, work.step, seconds, work.goes_on);
     };
@@ -91,6 +99,26 @@ StreamOptions Lanes::stream_options(Lane lane) {
     };
   }
   return stream;
+}
+
+std::string Lanes::place_of_rank() const {
+  const Schedule& schedule = *schedules_.front();
+  if (schedule.pipeline_ranks() == 1) return "";
+  return rank_in_words(schedule, schedule.pipeline.rank) + ": ";
+}
+
+/// Of a pipeline: where, and in which action.
+std::string Lanes::failure_in_words(Lane lane, std::string_view what) const {
+  const Work& work = running_[static_cast<std::size_t>(lane)];
+  if (work.action < 0) return place_of_rank() + std::string(what);
+  const auto program = static_cast<std::size_t>(work.program);
+  const Schedule& schedule = *schedules_[program];
+  const Action& action = schedule.actions[static_cast<std::size_t>(work.action)];
+  const int stage = stage_of(schedule, action);
+  const std::string place =
+      stage < 0 ? rank_in_words(schedule, schedule.pipeline.rank)
+                : concat("pipeline rank ", schedule.pipeline.rank, ", stage ", stage);
+  return concat(place, ", in step ", work.step + 1, ", ", work.name, ": ", what);
 }
 
 void Lanes::open(Lane lane) {

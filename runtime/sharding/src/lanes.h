@@ -4,6 +4,8 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/core/device.h"
@@ -34,6 +36,9 @@ class Lanes {
   /// True if a lane has failed, as far as is known.
   bool failed() const;
 
+  /// "pipeline rank 1, stage 1: ", for the reason of a failure; nothing without a pipeline.
+  std::string place_of_rank() const;
+
   /// What is issued on a lane from here to its next action belongs to none.
   void end_action(Lane lane);
   /// Of actions, one of each, since the last call, in order of lane and time.
@@ -41,10 +46,13 @@ class Lanes {
 
  private:
   StreamOptions stream_options(Lane lane);
+  std::string failure_in_words(Lane lane, std::string_view what) const;
 
   Device& device_;
   RankGroups& groups_;
   const ExecutorOptions& options_;
+  const std::vector<const Schedule*> schedules_;
+  std::array<Work, kLanes> running_{};  ///< of a pipeline: the last action that a lane has begun
   std::array<std::vector<ActionSpan>, kLanes> spans_;  ///< written by each lane's worker
   std::array<Work, kLanes> current_{};                 ///< action that a lane is working on
   std::array<Stream*, kLanes> lanes_{};

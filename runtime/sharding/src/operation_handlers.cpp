@@ -86,7 +86,7 @@ std::int64_t flats_before(const Schedule& schedule, const Operand& operand) {
 namespace handlers {
 
 void count_tokens(StepContext& context, const Action& /*action*/, Stream& stream) {
-  context.exchange().count_tokens(stream);
+  context.exchange().count_tokens(!context.schedule().updates_wait_for_norm, stream);
 }
 
 void all_gather(StepContext& context, const Action& action, Stream& stream) {
@@ -215,7 +215,8 @@ void norm_partial(StepContext& context, const Action& action, Stream& stream) {
 }
 
 void results(StepContext& context, const Action& action, Stream& stream) {
-  context.exchange().reduce_results(action.reads.size() > 2, stream);  // with the norm
+  const bool with_norm = action.reads.size() > 2;
+  context.exchange().reduce_results(with_norm, !context.schedule().updates_wait_for_norm, stream);
 }
 
 void optimizer_step(StepContext& context, const Action& action, Stream& stream) {

@@ -737,14 +737,37 @@ const Operand* find_copy(ContentWalk& walk, const std::vector<Operand>& operands
   return found == operands.end() ? nullptr : &*found;
 }
 
+namespace {
+
+/// The scalars that the optimizer is given are those of the results, or those that the step begins
+/// with, as the policy says. False: they are not named.
+bool reads_scalars(ContentWalk& walk, const Action& action) {
+  const bool waits = walk.schedule().updates_wait_for_norm;
+  const Operand* const given =
+      scalars(walk, action.reads, waits ? BufferKind::kResults : BufferKind::kTokens);
+  if (given == nullptr) return false;
+  const Content content = walk.read(*given);
+  if (waits) {
+    walk.require_that(content.kept, "'", to_string(BufferKind::kResults),
+                      "' has no clip factor: the results were made without '",
+                      to_string(BufferKind::kNorm), "'");
+  } else {
+    walk.require_that(find_scalars(walk.schedule(), action.reads, BufferKind::kResults) == nullptr,
+                      "reads '", to_string(BufferKind::kResults),
+                      "', but its policy says that updates do not wait for them");
+  }
+  return true;
+}
+
+}  // namespace
+
 void optimizer_step(ContentWalk& walk, const Action& action) {
   const Schedule& schedule = walk.schedule();
   const Operand* const gradient = find_role(schedule, action.reads, Role::kGradient);
-  const Operand* const factor = scalars(walk, action.reads, BufferKind::kResults);
-  if (factor == nullptr || !walk.require_that(gradient != nullptr, "must read a gradient")) return;
-  walk.require_that(walk.read(*factor).kept, "'", to_string(BufferKind::kResults),
-                    "' has no clip factor: the results were made without '",
-                    to_string(BufferKind::kNorm), "'");
+  if (!reads_scalars(walk, action) ||
+      !walk.require_that(gradient != nullptr, "must read a gradient")) {
+    return;
+  }
   const bool in_slot = schedule.is_of_kind(*gradient, BufferKind::kSumSlot);
   const Content sum = in_slot ? walk.take(*gradient) : walk.read(*gradient);
   if (!walk.require_that(sum.valid && sum.unit >= 0, "the unit has no gradient")) return;

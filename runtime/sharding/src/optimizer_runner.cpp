@@ -98,7 +98,9 @@ void OptimizerRunner::step(StepContext& context, const Action& action, Stream& s
                          .parameter = has_copy ? parameter : TensorView(),
                          .segments = of_flat.segments,
                          .scalars = exchange.optimizer_scalars(tier),
-                         .gradient_scale = exchange.clip_factor(tier),
+                         .gradient_scale = schedule.updates_wait_for_norm
+                                               ? exchange.clip_factor(tier)
+                                               : exchange.no_clipping(tier),
                          .skip = scaler != nullptr ? scaler->skip(tier) : TensorView(),
                          .stochastic_rounding = options_.stochastic_rounding,
                          .rounding_key = exchange.rounding_key(tier),

@@ -40,9 +40,9 @@ std::string write_share(double share) {
   return text;
 }
 
-PolicyRow choice(std::string_view name, bool PlanOptions::*option) {
+PolicyRow choice(std::string_view name, bool PlanOptions::*option, bool always = true) {
   return {name, [=](const PlanOptions& o) { return std::string(o.*option ? "yes" : "no"); },
-          [=](PlanOptions& o, PolicyWords words) { o.*option = read_choice(only(words)); }};
+          [=](PlanOptions& o, PolicyWords words) { o.*option = read_choice(only(words)); }, always};
 }
 
 PolicyRow choice(std::string_view name, bool StepPolicy::*option) {
@@ -115,6 +115,7 @@ std::span<const PolicyRow> policy_rows() {
       choice("accumulate_unsharded", &PlanOptions::accumulate_unsharded),
       choice("split_backward", &StepPolicy::split_backward),
       choice("overlap_optimizer", &PlanOptions::overlap_optimizer),
+      choice("updates_wait_for_norm", &PlanOptions::updates_wait_for_norm, false),
       {"reduction_order",
        [](const PlanOptions& o) { return std::string(to_string(o.reduction_order)); },
        [](PlanOptions& o, PolicyWords words) {

@@ -24,7 +24,7 @@ void check_terms(const ModelLayout& layout) {
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
                            ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
-                           bool counts_hits)
+                           bool counts_hits, bool updates_early)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
@@ -38,6 +38,10 @@ StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const Lo
       clip_factor_(memory, 1, "the clip factor", on_host),
       results_(memory, 2, "loss and gradient norm", steps_in_flight) {
   check_terms(layout);
+  if (updates_early) {
+    no_clipping_.emplace(memory, 1, "a clip factor of 1", on_host);
+    *no_clipping_->host() = 1.0F;
+  }
   if (rule != nullptr) scaler_.emplace(*rule, memory, steps_in_flight, on_host);
 }
 
@@ -66,6 +70,10 @@ void StepExchange::send_to_optimizer(Stream& stream) {
   optimizer_.copy_to_host(stream);
   rounding_.copy_to_host(stream);
   clip_factor_.copy_to_host(stream);
+  if (no_clipping_) {
+    no_clipping_->upload(stream);
+    no_clipping_->copy_to_host(stream);
+  }
   if (scaler_) scaler_->copy_to_host(stream);
 }
 
@@ -77,8 +85,9 @@ void StepExchange::receive(Stream& stream) {
 }
 
 /// Before every loss, which needs the loss scale, and before all squares, on the same lane.
-void StepExchange::count_tokens(Stream& stream) {
+void StepExchange::count_tokens(bool updates_early, Stream& stream) {
   if (!replayed_) send(stream);
+  if (!replayed_ && updates_early) send_to_optimizer(stream);
   if (control_ != nullptr) control_->all_reduce(count_.view(), stream);
   stream.submit({.name = "loss scale"}, [this, &stream] {
     kernels_.loss_scale({.count = count_.view(),
@@ -88,7 +97,7 @@ void StepExchange::count_tokens(Stream& stream) {
   });
 }
 
-void StepExchange::reduce_results(bool with_norm, Stream& stream) {
+void StepExchange::reduce_results(bool with_norm, bool updates_early, Stream& stream) {
   const TensorView sums = with_norm ? sums_.view(0, 2 * kExactSumWords)
                                     : sums_.view(kExactSumWords, sums_.numel() - kExactSumWords);
   if (control_ != nullptr) control_->all_reduce(sums, stream);
@@ -104,7 +113,7 @@ void StepExchange::reduce_results(bool with_norm, Stream& stream) {
   });
   if (replayed_) return;
   // The optimizer waits for the clip factor, and so for these.
-  send_to_optimizer(stream);
+  if (!updates_early) send_to_optimizer(stream);
   receive(stream);
 }
 

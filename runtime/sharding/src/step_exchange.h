@@ -27,9 +27,10 @@ class StepExchange {
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds. `rule` is null without loss scaling. `on_host`: there
   /// are optimizer steps on the host. `counts_hits`: there are steps without a norm, evaluations.
+  /// `updates_early`: there are steps whose updates do not wait for the norm.
   StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
                ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
-               bool counts_hits);
+               bool counts_hits, bool updates_early);
 
   /// What the host knows of a step.
   struct Given {
@@ -45,12 +46,14 @@ class StepExchange {
   void begin_step(std::size_t turn, const Given& given, bool replayed);
   /// The copies that count_tokens() begins with ...
   void send(Stream& stream);
-  /// ... and those that reduce_results() ends with: what the optimizer is given, and the results.
+  /// ... and those that reduce_results() ends with: what the optimizer is given, unless its updates
+  /// are early and count_tokens() has sent it, and the results.
   void send_to_optimizer(Stream& stream);
   void receive(Stream& stream);
 
-  /// Makes loss_scale() of the ranks' item counts. Issues on `stream`.
-  void count_tokens(Stream& stream);
+  /// Makes loss_scale() of the ranks' item counts. `updates_early`: of a step whose updates do not
+  /// wait for the norm. Issues on `stream`.
+  void count_tokens(bool updates_early, Stream& stream);
   /// d mean loss / d loss of one item, times the loss scaler's scale: (1) fp32.
   TensorView loss_scale() const { return loss_scale_.view(); }
 
@@ -65,7 +68,7 @@ class StepExchange {
 
   /// Makes the loss of the ranks' sums, and with_norm the norm and the clip factor as well, else
   /// adds their hits. Issues on `stream`.
-  void reduce_results(bool with_norm, Stream& stream);
+  void reduce_results(bool with_norm, bool updates_early, Stream& stream);
 
   // Where an optimizer step of that tier reads them; on the host they are copies of the device's.
   /// (kOptimizerScalars) fp32.
@@ -74,6 +77,8 @@ class StepExchange {
   TensorView rounding_key(Tier tier) const { return rounding_.at(tier); }
   /// (1) fp32; with a loss scaler, divided by its scale.
   TensorView clip_factor(Tier tier) const { return clip_factor_.at(tier); }
+  /// (1) fp32: the 1 that early updates take for the clip factor, which is made beside them.
+  TensorView no_clipping(Tier tier) const { return no_clipping_->at(tier); }
   /// Null without loss scaling.
   DeviceLossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
@@ -101,11 +106,12 @@ class StepExchange {
   /// (kExactSumWords) of squares, (kExactSumWords) of losses, (kHitWords): ranks add the first two
   /// together, or the last two.
   DeviceArray<std::int64_t> sums_;
-  DeviceArray<float> loss_scale_;        ///< (1)
-  ArrayOnTiers<float> optimizer_;        ///< (kOptimizerScalars)
-  ArrayOnTiers<std::int64_t> rounding_;  ///< (kRandomKeyWords)
-  ArrayOnTiers<float> clip_factor_;      ///< (1)
-  DeviceArray<double> results_;          ///< the sum of the losses, the gradient norm
+  DeviceArray<float> loss_scale_;                   ///< (1)
+  ArrayOnTiers<float> optimizer_;                   ///< (kOptimizerScalars)
+  ArrayOnTiers<std::int64_t> rounding_;             ///< (kRandomKeyWords)
+  ArrayOnTiers<float> clip_factor_;                 ///< (1)
+  std::optional<ArrayOnTiers<float>> no_clipping_;  ///< (1), of early updates
+  DeviceArray<double> results_;                     ///< the sum of the losses, the gradient norm
   std::optional<DeviceLossScaler> scaler_;
 };
 

@@ -71,7 +71,9 @@ void StepGraph::tell_next(int action, Stream& stream) const {
 }
 
 /// Around the graphs the host's data is copied, on the reduce lane: to the head, and before the
-/// updates, which wait for the head's results, to the tail.
+/// updates of the tail to it. The tail follows the head as a whole, even where its updates do not
+/// wait for the results. Scalars of the optimizer that the previous tail reads are not overwritten:
+/// the head, which writes what it reads, results or the token count, has waited for it.
 Event StepGraph::run(const Step& step, StepExchange& exchange,
                      const std::function<void(int action)>& issue) {
   const auto count = static_cast<int>(schedule_.actions.size());

@@ -34,11 +34,11 @@ PerFlat<FlatState> states_of(const Schedule& schedule) {
 }
 
 /// Master weights are what is updated; where there are none, the parameters.
-Action optimizer_step(const FlatState& state, int unit, Lane lane, const Operand& results) {
+Action optimizer_step(const FlatState& state, int unit, Lane lane, const Operand& scalars) {
   const auto of_unit = [unit](int buffer) { return Operand{.buffer = buffer, .unit = unit}; };
   Action step{.operation = &operations::kOptimizerStep,
               .lane = lane,
-              .reads = {of_unit(state.gradient), results},
+              .reads = {of_unit(state.gradient), scalars},
               .writes = {of_unit(state.parameter)}};
   if (!state.has_master) step.reads.push_back(of_unit(state.parameter));
   for (const int buffer : state.optimizer) {
@@ -64,7 +64,7 @@ class Update {
   void finish(const FlatId& id, const Operand& norm);
   void add_mirror(const FlatId& mirror, const FlatId& id);
   void send_gradients();
-  void step(const FlatId& id, const Operand& results);
+  void step(const FlatId& id, const Operand& scalars);
   void receive_parameters();
   int mirror_rank(const ScheduleUnit& unit) const {
     return schedule_.units[static_cast<std::size_t>(unit.mirrors)].rank;
@@ -166,10 +166,10 @@ void Update::send_gradients() {
   });
 }
 
-void Update::step(const FlatId& id, const Operand& results) {
+void Update::step(const FlatId& id, const Operand& scalars) {
   if (state(id).gradient < 0 || unit(id).mirrors >= 0) return;
   const Lane lane = schedule_.overlap_optimizer ? Lane::kOptimizer : Lane::kCompute;
-  actions_.push_back(optimizer_step(state(id), id.unit, lane, results));
+  actions_.push_back(optimizer_step(state(id), id.unit, lane, scalars));
   for (const FlatId& mirror : mirrors_of(id)) {
     if (schedule_.is_here(unit(mirror))) continue;
     actions_.push_back({.operation = &operations::kSend,
@@ -197,7 +197,7 @@ void Update::run() {
                                                 .numel = kExactSumWords})};
   Operand added = norm;
   added.adds = true;
-  Operand results;
+  Operand scalars{.buffer = schedule_.find(BufferKind::kTokens)};
   const auto count = static_cast<int>(schedule_.actions.size());
   for (int a = 0; a < count; ++a) {
     Action& action = schedule_.actions[static_cast<std::size_t>(a)];
@@ -205,12 +205,12 @@ void Update::run() {
     if (action.operation == &operations::kResults) {
       send_gradients();
       action.reads.push_back(norm);
-      results = action.writes.front();
+      if (schedule_.updates_wait_for_norm) scalars = action.writes.front();
     }
     actions_.push_back(action);
     if (is_complete(a)) finish(id_of(schedule_, action.writes.front()), added);
   }
-  for_each_flat([&](const FlatId& id) { step(id, results); });
+  for_each_flat([&](const FlatId& id) { step(id, scalars); });
   receive_parameters();
   schedule_.actions = std::move(actions_);
 }

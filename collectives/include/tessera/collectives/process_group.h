@@ -76,6 +76,11 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
+  /// What errors of operations call this group: "the messages from pipeline rank 0 to 1". Before
+  /// its first operation, the same on all ranks. Not passed on by split(). NCCL's and simulated
+  /// groups have no use for it.
+  virtual void set_label(const std::string& /*label*/) {}
+
   /// `output` (n * size) receives `input` (n) of every rank in rank order. In place when `input` is
   /// this rank's part of `output`. Any dtype.
   virtual void all_gather(TensorView input, TensorView output, Stream& stream) = 0;

@@ -9,7 +9,9 @@
 namespace tessera {
 
 struct ThreadGroupOptions {
-  std::chrono::milliseconds timeout{30000};  ///< how long an operation waits for its peers
+  /// How long an operation waits for its peers while no other operation of the groups that are
+  /// split from the same origin ends, on any rank.
+  std::chrono::milliseconds timeout{30000};
 };
 
 /// N ranks in one process, each driven by its own thread and streams; element i is rank i's end.

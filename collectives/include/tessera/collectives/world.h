@@ -10,9 +10,10 @@
 namespace tessera {
 
 struct WorldOptions {
-  int local_ranks = 1;                       ///< ranks of each process, the same in all
-  std::chrono::milliseconds timeout{30000};  ///< how long an operation waits for its peers
-  bool check = false;                        ///< groups are checked; see checked_group.h
+  int local_ranks = 1;  ///< ranks of each process, the same in all
+  /// How long an operation waits for its peers while no other operation ends on this machine.
+  std::chrono::milliseconds timeout{30000};
+  bool check = false;  ///< groups are checked; see checked_group.h
   /// Every process counts as a node of its own: its ranks share no memory with others.
   bool apart = false;
 };

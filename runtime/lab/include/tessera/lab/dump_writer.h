@@ -37,15 +37,20 @@ struct DumpOptions {
 /// Keeps the recorders of the ranks of this process, and writes what they hold.
 class DumpWriter {
  public:
-  /// `schedules`, at least one, must outlive it.
+  /// `schedules`, at least one, must outlive it. All ranks run them.
   DumpWriter(DumpOptions options, std::vector<const Schedule*> schedules);
+  /// By pipeline rank: those that its ranks run, for each as many.
+  DumpWriter(DumpOptions options, const std::vector<std::vector<const Schedule*>>& schedules);
   ~DumpWriter();
   DumpWriter(const DumpWriter&) = delete;
   DumpWriter& operator=(const DumpWriter&) = delete;
 
   int first_rank() const { return options_.first_rank; }
   int ranks() const { return options_.ranks; }
+  /// Of all pipeline ranks, one after the other.
   const std::vector<const Schedule*>& schedules() const { return schedules_; }
+  /// The index in schedules() of a rank's program, as its executor counts.
+  int program_of(int rank, int program) const;
   const RunOrigin& origin() const { return run_; }
   /// From recorder_seconds() to the wall clock of rank 0's process, as it was at begin().
   double clock() const { return clock_; }
@@ -62,20 +67,25 @@ class DumpWriter {
 
   /// A rank has failed: the first time, writes a dump, and notes where. Not if no step has begun.
   void fail(const FlightRecorder::Failure& failure) noexcept;
+  /// Of a pipeline, after a failure: FlightDiagnosis::root of the ranks of this process.
+  std::string root() const;
 
  private:
   double clock_now() const;
+  std::string find_root(const FlightRecorder::Failure& failure) const noexcept;
   void write(bool failed, std::string_view reason, double at) noexcept;
   FlightDump take(bool failed, std::string_view reason, double at) const;
   DumpedRank take_rank(int rank) const;
 
   const DumpOptions options_;
   const std::vector<const Schedule*> schedules_;
+  const int programs_;  ///< of each rank
   RunOrigin run_;
   double clock_ = 0.0;
   std::vector<std::unique_ptr<FlightRecorder>> recorders_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool has_failed_ = false;  // guarded by mutex_
+  std::string root_;         // guarded by mutex_
   int written_ = 0;          // guarded by mutex_
 };
 

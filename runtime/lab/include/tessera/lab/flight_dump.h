@@ -19,14 +19,18 @@ namespace tessera {
 /// An action of a schedule, for a reader that has no schedule.
 struct DumpedAction {
   std::string lane;
-  std::string text;             ///< describe()
-  std::string group;            ///< of collectives: the name of the ranks that meet; "": none do
-  std::int64_t sent_bytes = 0;  ///< by one rank
+  std::string text;  ///< describe()
+  /// Of collectives and messages: the name of the communicator; "": no ranks meet. Those that meet
+  /// are at the same place among the actions of their programs that are on it.
+  std::string group;
+  std::int64_t sent_bytes = 0;             ///< by one rank
   std::vector<int> waits, previous_waits;  ///< see Action
+  int stage = -1;  ///< of a pipeline: whose pass it is, or whose message; -1: of none
 };
 
 struct DumpedProgram {
-  std::string purpose;  ///< "train", "evaluate"
+  std::string purpose;    ///< "train", "evaluate"
+  int pipeline_rank = 0;  ///< whose ranks run it
   std::vector<DumpedAction> actions;
   std::optional<StepMemory> memory{};  ///< of a rank, for a trace; not written
 };
@@ -61,8 +65,12 @@ struct FlightDump {
   /// Records end when the action does. If not, on a GPU, they begin when it is issued, and end when
   /// the host has seen the end of the step.
   bool sees_ends = true;
+  /// Of all pipeline ranks, one after the other, each with as many. Records name programs by their
+  /// index here.
   std::vector<DumpedProgram> programs;
   std::vector<DumpedRank> ranks;
+
+  int pipeline_ranks() const { return programs.empty() ? 1 : programs.back().pipeline_rank + 1; }
 };
 
 nlohmann::ordered_json to_json(const FlightDump& dump);
@@ -77,7 +85,7 @@ std::vector<FlightDump> read_flight_dumps(std::span<const std::string> paths);
 
 /// An action of a run.
 struct ActionAt {
-  int program = 0;
+  int program = 0;  ///< index in FlightDump::programs
   std::int64_t step = 0;
   int action = 0;
   auto operator<=>(const ActionAt&) const = default;
@@ -123,6 +131,9 @@ struct CollectiveWait {
 struct FlightDiagnosis {
   std::vector<int> without_dump;      ///< ranks
   std::vector<CollectiveWait> waits;  ///< those first whose absent ranks wait for nobody else
+  /// In a sentence without a full stop: which rank all others wait for, where and in which action,
+  /// and who waits for it first. Empty if no rank waits for one that waits for nobody.
+  std::string root;
 };
 /// `dumps` are of one run.
 FlightDiagnosis diagnose(std::span<const FlightDump> dumps);

@@ -89,7 +89,11 @@ class FlightRecorder {
   };
   /// Told of the rank's first failure, on the failing thread; must not throw.
   using OnFailure = std::function<void(const Failure&)>;
-  explicit FlightRecorder(OnFailure on_failure = {}) : on_failure_(std::move(on_failure)) {}
+  /// After a failure: who keeps the others waiting, as far as the process's recorders tell, or
+  /// nothing. From any thread.
+  using Explain = std::function<std::string()>;
+  explicit FlightRecorder(OnFailure on_failure = {}, Explain explain = {})
+      : on_failure_(std::move(on_failure)), explain_(std::move(explain)) {}
 
   /// The lane that has the stream writes; lanes that share it write to the same ring.
   ActionRing& ring(Lane lane) { return rings_[static_cast<std::size_t>(lane)]; }
@@ -101,6 +105,7 @@ class FlightRecorder {
   /// Keeps the first failure. Safe from any thread.
   void fail(std::string_view what) noexcept;
   std::optional<Failure> failure() const;
+  std::string explanation() const { return explain_ ? explain_() : ""; }
 
  private:
   std::array<ActionRing, kLanes> rings_;
@@ -108,6 +113,7 @@ class FlightRecorder {
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;  // guarded by mutex_
   const OnFailure on_failure_;
+  const Explain explain_;
 };
 
 }  // namespace tessera

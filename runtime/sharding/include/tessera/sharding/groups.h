@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "tessera/collectives/process_group.h"
 #include "tessera/sharding/schedule.h"
@@ -22,6 +23,12 @@ struct PipelinePair {
   /// The pair of a message that `rank` sends to or receives from `peer` on this lane.
   static PipelinePair of(Lane lane, int rank, int peer);
 };
+
+/// "pipeline rank 1, stage 1"; of several "pipeline rank 1, stages 1, 5".
+std::string rank_in_words(const Schedule& schedule, int pipeline_rank);
+/// The stage of this pipeline rank that an action is of: of passes, and of messages of layers. -1
+/// of others.
+int stage_of(const Schedule& schedule, const Action& action);
 
 /// The process groups that one rank needs for a schedule: one per lane and set of axes, so that
 /// all-gathers and reductions never share a communicator, one for each pair of pipeline ranks and
@@ -52,6 +59,11 @@ class RankGroups {
     ProcessGroup* const group = own_state_ != nullptr ? own_state_.get() : control_.get();
     return group == nullptr || group->size() == 1 ? nullptr : group;
   }
+  /// Sends one element to each pipeline rank that messages go to, or receives it, where a group
+  /// connects its ranks at its first message (NCCL): in one order on all ranks, so that none waits
+  /// for another that waits for it. Blocks. Such messages are no part of traffic(). `element`: on
+  /// the stream's device, of one element, which is overwritten. Once; later calls do nothing.
+  void connect_pairs(const TensorView& element, Stream& stream);
   /// Traffic of the schedule's collectives: the sum over the lanes' groups, and the all-reduces of
   /// the control group. Its all-gathers, which export parameters, are no part of a step.
   Traffic traffic() const;
@@ -65,6 +77,8 @@ class RankGroups {
   std::map<PipelinePair, std::unique_ptr<ProcessGroup>> pairs_;
   std::unique_ptr<ProcessGroup> control_;
   std::unique_ptr<ProcessGroup> own_state_;  ///< of several pipeline ranks
+  bool connected_ = false;
+  Traffic connecting_;  ///< of connect_pairs()
 };
 
 }  // namespace tessera

@@ -88,6 +88,10 @@ struct PlanOptions {
   /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
   /// compute lane. Those on the host always have.
   bool overlap_optimizer = false;
+  /// Optimizer steps begin when the results are there, the gradient norm among them, which clipping
+  /// and loss scaling need. If not, when their own gradient is summed: ranks of a pipeline whose
+  /// passes are over do not wait for the others' gradients.
+  bool updates_wait_for_norm = true;
   /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
 
