@@ -176,7 +176,7 @@ struct Played {
 
 /// The step in which actions take so long, on virtual clocks.
 Played play(const Pipeline& pipeline, const std::vector<std::vector<double>>& seconds) {
-  std::vector<std::vector<Program>> ranks;
+  std::vector<std::vector<tessera::Program>> ranks;
   std::vector<ExecutorOptions> options;
   double work = 0.0;
   for (std::size_t r = 0; r < seconds.size(); ++r) {
@@ -190,8 +190,8 @@ Played play(const Pipeline& pipeline, const std::vector<std::vector<double>>& se
   }
   Played played;
   for (const tessera::Simulation& rank :
-       simulate(ranks, pipeline.layout, pipeline.model, state_options(pipeline.step.ranks.front()),
-                options)) {
+       tessera::simulate(ranks, pipeline.layout, pipeline.model,
+                         state_options(pipeline.step.ranks.front()), options)) {
     for (const ActionSpan& span : rank.spans) played.seconds = std::max(played.seconds, span.end);
   }
   played.bubble = 1.0 - work / (played.seconds * static_cast<double>(seconds.size()));

@@ -94,7 +94,7 @@ Schedule early_schedule(bool waits = false) {
 
 std::string first_violation(const Schedule& schedule) {
   const std::vector<Violation> violations = validate(schedule);
-  return violations.empty() ? "" : violations.front().what;
+  return violations.empty() ? "" : violations.front().message;
 }
 
 TEST(EarlyUpdates, AreInTheTextOnlyWhereTheyAre) {
@@ -119,7 +119,7 @@ TEST(EarlyUpdates, AreWhatThePolicySays) {
   step.reads.insert(step.reads.begin() + 1, {.buffer = both.find("results")});
   bool found = false;
   for (const Violation& violation : validate(both)) {
-    found = found || violation.what.find("do not wait for them") != std::string::npos;
+    found = found || violation.message.find("do not wait for them") != std::string::npos;
   }
   EXPECT_TRUE(found);
 }

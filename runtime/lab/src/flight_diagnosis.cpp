@@ -312,7 +312,7 @@ std::string rank_in_words(const RankHistory& rank, bool has_pipeline, int stage)
                 stage < 0 ? "" : concat(", stage ", stage), ")");
 }
 
-/// Who waits for nobody, of the wait that comes first.
+/// The rank that waits for nobody, of the wait that comes first.
 std::string root_in_words(const std::vector<CollectiveWait>& waits, const Ranks& ranks) {
   if (waits.empty() || waits.front().of_hosts) return "";
   const CollectiveWait& wait = waits.front();

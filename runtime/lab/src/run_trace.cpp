@@ -75,6 +75,7 @@ std::vector<ActionRecord> RunTrace::host_records(int rank, std::size_t program, 
            phase == HostPhase::kOutside;
   });
   if (!all.empty()) until = all.back().end.value_or(all.back().begin);
+  for (ActionRecord& record : all) record.program = flight_.program_of(rank, record.program);
   return all;
 }
 
@@ -99,10 +100,11 @@ void RunTrace::add_records(DumpedRank rank) {
 void RunTrace::add(int rank, std::size_t program, std::int64_t step,
                    const std::vector<ActionSpan>& spans) {
   if (spans.empty()) return;
+  const int of_all = flight_.program_of(rank, static_cast<int>(program));
   DumpedRank done{
       .rank = rank,
       .groups = {},
-      .lanes = whole_step(*flight_.schedules().at(program), spans, static_cast<int>(program)),
+      .lanes = whole_step(*flight_.schedules().at(static_cast<std::size_t>(of_all)), spans, of_all),
       .host = {}};
   const std::lock_guard lock(mutex_);
   done.host = host_records(rank, program, step, true);
@@ -123,6 +125,9 @@ void RunTrace::add_unfinished(std::size_t program, std::int64_t step) {
         return record.program != static_cast<int>(program) || record.step != step ||
                record.begin < before;
       });
+      for (ActionRecord& record : records) {
+        record.program = flight_.program_of(rank, record.program);
+      }
       if (!records.empty()) left.lanes.push_back({std::string(to_string(lane)), records});
     }
     if (!left.lanes.empty() || !left.host.empty()) add_records(std::move(left));

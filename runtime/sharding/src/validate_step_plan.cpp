@@ -21,7 +21,7 @@ namespace {
 
 /// The stage of an action that is of a layer: a pass through it, or a message or a copy between its
 /// stage and another; -1: it is of none.
-int stage_of(const Schedule& schedule, const Action& action) {
+int stage_named_by(const Schedule& schedule, const Action& action) {
   int layer = action.layer;
   for (const auto* const operands : {&action.reads, &action.writes}) {
     for (const Operand& operand : *operands) {
@@ -37,7 +37,8 @@ int stage_of(const Schedule& schedule, const Action& action) {
 /// "pipeline rank 1, stage 1: ", without a stage where the action has none, or there is no action.
 std::string place_text(const Schedule& schedule, std::size_t rank, int action) {
   const int stage =
-      action < 0 ? -1 : stage_of(schedule, schedule.actions[static_cast<std::size_t>(action)]);
+      action < 0 ? -1
+                 : stage_named_by(schedule, schedule.actions[static_cast<std::size_t>(action)]);
   return concat("pipeline rank ", rank, stage < 0 ? std::string() : concat(", stage ", stage),
                 ": ");
 }
@@ -113,7 +114,7 @@ class StepPlanCheck {
   }
   /// The same with its rank, for actions of another rank than the violation's.
   std::string full_name_of(const Node& node) const {
-    const int stage = stage_of(of(node.rank), action(node));
+    const int stage = stage_named_by(of(node.rank), action(node));
     return concat(name_of(node), " of pipeline rank ", node.rank,
                   stage < 0 ? std::string() : concat(", stage ", stage));
   }

@@ -44,9 +44,12 @@ Session::Impl::Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan&
     programs[p].push_back({&plan_.snapshot.ranks[p], &source});
   }
   guarded([&] {
-    std::vector<const Schedule*> schedules;
-    for (const Program& program : programs.front()) schedules.push_back(program.schedule);
-    dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), std::move(schedules));
+    std::vector<std::vector<const Schedule*>> schedules;
+    for (const std::vector<Program>& of_rank : programs) {
+      schedules.emplace_back();
+      for (const Program& program : of_rank) schedules.back().push_back(program.schedule);
+    }
+    dumps_ = std::make_unique<DumpWriter>(dump_options(plan_.options), schedules);
     crew_ = std::make_unique<RankCrew>(plan_, std::move(programs), *dumps_);
     introduce();
     if (plan_.resume != nullptr) {
@@ -55,7 +58,7 @@ Session::Impl::Impl(std::unique_ptr<const TrainingPlan> own, const TrainingPlan&
       load_initial();
     }
     if (!plan_.options.trace.file.empty()) {
-      trace_ = std::make_unique<StepTrace>(plan_, steps_, crew_->programs().front(), *dumps_);
+      trace_ = std::make_unique<StepTrace>(plan_, steps_, crew_->programs(), *dumps_);
     }
     if (!plan_.options.checkpoints.folder.empty()) saver().prepare();
   });

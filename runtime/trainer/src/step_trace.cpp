@@ -17,11 +17,16 @@ StepRange steps_of_run(const TrainerOptions& options, std::int64_t done) {
   return {done + 1, last};
 }
 
-/// By program: each rank's along a step.
-std::vector<StepMemory> memory_of(const TrainingPlan& plan, const std::vector<Program>& programs) {
-  return simulate(programs, plan.layout, plan.inputs.model, plan_options(plan.options).state(),
-                  executor_options(plan.options))
-      .step_memory;
+/// Each rank's memory along a step: of the programs of each pipeline rank, one after the other.
+std::vector<StepMemory> memory_of(const TrainingPlan& plan,
+                                  const std::vector<std::vector<Program>>& programs) {
+  const std::vector<ExecutorOptions> options(programs.size(), executor_options(plan.options));
+  std::vector<StepMemory> memory;
+  for (Simulation& rank : simulate(programs, plan.layout, plan.inputs.model,
+                                   plan_options(plan.options).state(), options)) {
+    std::ranges::move(rank.step_memory, std::back_inserter(memory));
+  }
+  return memory;
 }
 
 }  // namespace
@@ -64,7 +69,7 @@ TraceFile::~TraceFile() {
 }
 
 StepTrace::StepTrace(const TrainingPlan& plan, std::int64_t done,
-                     const std::vector<Program>& programs, const DumpWriter& dumps)
+                     const std::vector<std::vector<Program>>& programs, const DumpWriter& dumps)
     : plan_(plan),
       first_rank_(dumps.first_rank()),
       range_(steps_to_trace(plan.options, done)),

@@ -36,9 +36,10 @@ class TraceFile {
 /// The trace that a session makes of TrainerOptions::trace.
 class StepTrace {
  public:
-  /// All but the options outlive it. `done`: steps before the run. `programs`: of the session.
-  StepTrace(const TrainingPlan& plan, std::int64_t done, const std::vector<Program>& programs,
-            const DumpWriter& dumps);
+  /// All but the options outlive it. `done`: steps before the run. `programs`: the session's, by
+  /// pipeline rank.
+  StepTrace(const TrainingPlan& plan, std::int64_t done,
+            const std::vector<std::vector<Program>>& programs, const DumpWriter& dumps);
 
   bool of_evaluation() const { return plan_.options.trace.of_evaluation; }
   /// Whether a step or a batch, counted from 0, is traced.

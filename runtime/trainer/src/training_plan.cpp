@@ -178,6 +178,12 @@ void account(TrainingPlan& plan, const BatchSource& given) {
 
 }  // namespace
 
+/// Whether updates depend on all gradients. Without stages the norm is there when they begin.
+static bool needs_norm(const TrainerOptions& options) {
+  return options.pipeline.stages == 1 || options.optimizer.clip_norm > 0.0 ||
+         loss_scaling(options.loss_scale).has_value();
+}
+
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
   return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
                      flat_alignment(optimizer_tensors(options.optimizer)),
@@ -198,6 +204,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .accumulate_unsharded = options.accumulate_unsharded,
           .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
+          .updates_wait_for_norm = needs_norm(options),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
           .offload_optimizer = options.offload_optimizer.host,
           .offload_parameters = options.offload_parameters.host,

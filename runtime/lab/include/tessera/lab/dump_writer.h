@@ -47,7 +47,7 @@ class DumpWriter {
 
   int first_rank() const { return options_.first_rank; }
   int ranks() const { return options_.ranks; }
-  /// Of all pipeline ranks, one after the other.
+  /// Those of all pipeline ranks, one after the other.
   const std::vector<const Schedule*>& schedules() const { return schedules_; }
   /// The index in schedules() of a rank's program, as its executor counts.
   int program_of(int rank, int program) const;
@@ -67,7 +67,7 @@ class DumpWriter {
 
   /// A rank has failed: the first time, writes a dump, and notes where. Not if no step has begun.
   void fail(const FlightRecorder::Failure& failure) noexcept;
-  /// Of a pipeline, after a failure: FlightDiagnosis::root of the ranks of this process.
+  /// After a failure of a pipeline: FlightDiagnosis::root of the ranks of this process.
   std::string root() const;
 
  private:

@@ -20,7 +20,7 @@ namespace tessera {
 struct DumpedAction {
   std::string lane;
   std::string text;  ///< describe()
-  /// Of collectives and messages: the name of the communicator; "": no ranks meet. Those that meet
+  /// The name of the communicator, of collectives and messages; "": no ranks meet. Those that meet
   /// are at the same place among the actions of their programs that are on it.
   std::string group;
   std::int64_t sent_bytes = 0;             ///< by one rank
@@ -65,8 +65,8 @@ struct FlightDump {
   /// Records end when the action does. If not, on a GPU, they begin when it is issued, and end when
   /// the host has seen the end of the step.
   bool sees_ends = true;
-  /// Of all pipeline ranks, one after the other, each with as many. Records name programs by their
-  /// index here.
+  /// Those of all pipeline ranks, one after the other, each with as many. Records name programs by
+  /// their index here.
   std::vector<DumpedProgram> programs;
   std::vector<DumpedRank> ranks;
 

@@ -22,7 +22,8 @@ std::vector<DumpedLane> whole_step(const Schedule& schedule, const std::vector<A
 /// run's beginning, on the clock of rank 0's process, so events of all processes make one trace.
 class RunTrace {
  public:
-  /// `flight`, which knows the ranks and has begun, must outlive it. `memory`: by program.
+  /// `flight`, which knows the ranks and has begun, must outlive it. `memory`: by
+  /// program, as DumpWriter::schedules() has them.
   RunTrace(const DumpWriter& flight, std::vector<StepMemory> memory);
 
   /// A rank has done a step, counted from 0: when it ran by the rank's executor. Safe from any
