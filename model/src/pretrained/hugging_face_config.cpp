@@ -164,9 +164,13 @@ nlohmann::ordered_json own_config(const GptConfig& config) {
   return config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
 }
 
-/// Equal in all that a config.json says.
+/// Equal in all that a config.json says. Layers that are too few for a period have none.
 bool is_same_model(const GptConfig& a, const GptConfig& b) {
   GptConfig same = a;
+  const auto period = [](const GptConfig& c) {
+    return c.window_period > c.layers ? 0 : c.window_period;
+  };
+  if (period(a) == period(b)) same.window_period = b.window_period;
   same.dropout = b.dropout;
   same.adapter = b.adapter;
   same.base_format = b.base_format;
@@ -203,7 +207,8 @@ std::string adapted_config(const std::string& source, const GptConfig& config,
   if (!is_same_model(parse_hugging_face_config(source, "config.json"), config)) {
     // Ours has either the first, or rope_theta and rope_scaling.
     for (const char* const key : {"rope_parameters", "rope_theta", "rope_scaling"}) file.erase(key);
-    for (const auto& [key, value] : own_config(config).items()) {
+    const nlohmann::ordered_json own = own_config(config);
+    for (const auto& [key, value] : own.items()) {
       if (std::ranges::find(kOnlyNew, key) == kOnlyNew.end()) file[key] = value;
     }
   }
