@@ -263,8 +263,9 @@ TEST_F(PipelineHang, OfAStageThatIsSlowIsNone) {
   const auto endings = train(
       [&](int rank, std::int64_t step, const Action& action) {
         if (rank != 1 || !is_held(step, action, operations::kForward, 2)) return;
-        // Until the stage behind it has come to the message that it cannot get.
-        for (bool waits = false; !waits; std::this_thread::yield()) {
+        // Until the stage behind it has come to the message that it cannot get, and the others to
+        // theirs: before that, one that is on its way may be the last that is waited for.
+        for (bool waits = false; !waits || root.find("rank 1 (") != 0; std::this_thread::yield()) {
           ASSERT_TRUE(requests_->write("a test asks"));
           const std::vector<FlightDump> found = dumps();
           const FlightDiagnosis diagnosis = diagnose(found);

@@ -175,6 +175,23 @@ TEST(ConfigGolden, WhatTransformersDoesNotHaveIsNotWritten) {
   expect_refused("gemma2_plain", [](GptConfig& config) { config.window_rotary.emplace(); });
 }
 
+/// A source's config.json keeps what it says, but for what the model is otherwise.
+TEST(ConfigGolden, TheFileOfASourceBecomesThatOfTheModel) {
+  for (const std::string name : {"llama_plain", "llama_yarn_trained", "gemma2_scaling",
+                                 "gemma3_text_nested", "gemma3_text_nested_yarn"}) {
+    SCOPED_TRACE(name);
+    const std::string source = with_keys(name, {{"a_note", "of the source"}}).dump();
+    GptConfig config = read_config(with_keys(name));
+    config.layers = 4;
+    TemporaryFolder folder;
+    PretrainedWriter writer = write_hugging_face(folder.path("model"), config, disk(),
+                                                 {.files = {{"config.json", source}}});
+    EXPECT_EQ(hugging_face_config_of(folder.path("model.tmp")), config);
+    const json written = json::parse(std::ifstream(folder.path("model.tmp/config.json")));
+    EXPECT_EQ(written.at("a_note"), "of the source");
+  }
+}
+
 /// What they are for a length must not change.
 TEST(ConfigGolden, DynamicFrequenciesAreWrittenForTheContextThatTheyBeginBehind) {
   GptConfig config = read_config(with_keys("llama_dynamic"));
