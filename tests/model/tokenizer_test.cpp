@@ -104,12 +104,8 @@ TEST_P(TokenizerOf, GivesTheSameTokensWhereverTextIsCut) {
   json added = json::array();
   std::size_t next = 0;
   for (json token : file["added_tokens"]) {
-<<<<<<< HEAD
-    if (std::ranges::find(uncut, token["content"].get<std::string>()) != uncut.end()) continue;
-=======
     const std::string content = token["content"];
     if (std::ranges::find(uncut, content) != uncut.end()) continue;
->>>>>>> 6bd178461d62634a82c42095f4478f965576bafe
     const std::size_t vocabulary = file["model"]["vocab"].size();
     if (token["id"] >= vocabulary) token["id"] = vocabulary + next++;
     added.push_back(token);
