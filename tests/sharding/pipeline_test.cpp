@@ -107,13 +107,13 @@ std::vector<Option> options() {
     }
   };
   return {
-      option<int>("stages", {2, 3, 4, 1}, [=](SmallRun& run, int n) { run.first_layers = split(n); }),
+      option<int>("stages", {2, 3, 4, 1},
+                  [=](SmallRun& run, int n) { run.first_layers = split(n); }),
       option<PipelineOrder>("order", {kOrders[1], kOrders[0]},
                             [](SmallRun& run, PipelineOrder o) { run.pipeline_order = o; }),
       option<int>("ranks", {2, 1, 3}, [](SmallRun& run, int n) { run.ranks = n; }),
       option<std::string>(
-          "strategy",
-          {"full_shard", "no_shard", "zero1", "zero2", "shard_grad_op", "hybrid_shard"},
+          "strategy", {"full_shard", "no_shard", "zero1", "zero2", "shard_grad_op", "hybrid_shard"},
           [](SmallRun& run, const std::string& s) { run.strategy = s; }),
       option<int>("micro-steps", {4, 8, 5, 1}, [](SmallRun& run, int n) { run.micro_steps = n; }),
       option<Recompute>("recompute", {Recompute::kNone, Recompute::kFull, Recompute::kSelective},
@@ -121,10 +121,12 @@ std::vector<Option> options() {
       option<GptFamily>("family", {GptFamily::kGpt2, GptFamily::kQwen2},
                         [](SmallRun& run, GptFamily f) { run.family = f; }),
       option<bool>("tied", {true, false}, [](SmallRun& run, bool t) { run.tied = t; }),
-      option<bool>("adapter", {false, true},
-                   [](SmallRun& run, bool adapts) {
-                     if (adapts) run.adapter = {.kind = LoraOptions{.rank = 2}, .targets = {"q_proj", "c_attn"}};
-                   }),
+      option<bool>(
+          "adapter", {false, true},
+          [](SmallRun& run, bool adapts) {
+            if (adapts)
+              run.adapter = {.kind = LoraOptions{.rank = 2}, .targets = {"q_proj", "c_attn"}};
+          }),
       option<DType>("precision", {DType::kFloat32, DType::kBFloat16},
                     [](SmallRun& run, DType d) { run.dtype = d; }),
       option<int>("messages ahead", {1, 0, 2},
