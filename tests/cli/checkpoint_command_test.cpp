@@ -228,6 +228,19 @@ TEST_F(Checkpoints, SignalsOfSchedulersSaveAndEndWell) {
   }
 }
 
+/// The CPU time of a process and of those that it has started, in seconds.
+double cpu_seconds(pid_t process) {
+  std::istringstream stat(read_file("/proc/" + std::to_string(process) + "/stat"));
+  std::string word;
+  double ticks = 0.0;
+  for (int field = 1; stat >> word; ++field) {
+    if (field == 14 || field == 15) ticks += std::stod(word);
+  }
+  double seconds = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+  for (const pid_t child : test::children_of(process)) seconds += cpu_seconds(child);
+  return seconds;
+}
+
 /// A run of steps that take far longer than a test.
 class LongSteps : public Checkpoints {
  protected:
@@ -244,7 +257,8 @@ class LongSteps : public Checkpoints {
     return run(words, [&](pid_t pid) {
       // What there is to say of hybrid_shard on so few ranks is written when training begins.
       test::await([this] { return !test::read_file(path("log")).empty(); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      // More than a start takes, on however busy a machine: the first step is under way.
+      test::await([pid] { return cpu_seconds(pid) >= 3.0; });
       kill(pid, SIGTERM);
     });
   }
