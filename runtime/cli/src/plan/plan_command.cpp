@@ -15,6 +15,7 @@
 #include "plan/planned_run.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
+#include "settings/option_names.h"
 #include "settings/sweep.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/gradient_sums.h"
@@ -273,7 +274,7 @@ int run_plan(Config config) {
   });
   const TrainingPlan& plan = run.plan;
   const TrainerOptions& options = plan.options;
-  for (const std::string& note : plan.notes) std::cerr << "note: " << note << "\n";
+  for (const std::string& note : plan.notes) std::cerr << "note: " << with_flags(note) << "\n";
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
     std::cerr << "note: each rank needs " << format_bytes(device_bytes(plan))
               << ", more than its limit of " << format_bytes(options.memory_limit_bytes)

@@ -25,6 +25,7 @@
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
+#include "settings/option_names.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
@@ -208,7 +209,7 @@ TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& los
       },
       [&](const std::string& note) {
         outputs.note(note);
-        progress.note(note);
+        progress.note(with_flags(note));
       },
       [&](const EvaluationRecord& record) {
         outputs.evaluation(record);
