@@ -120,6 +120,36 @@ TEST_F(EstimateCommand, SizesAreThoseOfPlan) {
             json::parse(plan.out)["peak_bytes"]["total"]);
 }
 
+TEST_F(EstimateCommand, EveryStageHasARowWithThePeakOfPlan) {
+  const std::vector<std::string> pipeline{
+      "--ranks",       "6", "--pipeline",          "3",     "--accumulate", "4",
+      "--micro-batch", "1", "--pipeline-schedule", "gpipe", "--precision",  "bf16"};
+  std::vector<std::string> arguments{"estimate-memory", "gpt2", "--strategies", "zero2", "--json"};
+  arguments.insert(arguments.end(), pipeline.begin(), pipeline.end());
+  const ProgramResult estimated = run(arguments);
+  ASSERT_EQ(estimated.exit_code, 0) << estimated.err;
+  const json rows = json::parse(estimated.out)["training"];
+  ASSERT_EQ(rows.size(), 9U);  // three stages by three ways to recompute
+  for (const char* recompute : {"none", "selective", "full"}) {
+    arguments = {"plan",        "--model", "gpt2",     "--strategy", "zero2",
+                 "--recompute", recompute, "--format", "json"};
+    arguments.insert(arguments.end(), pipeline.begin(), pipeline.end());
+    const ProgramResult plan = run(arguments);
+    ASSERT_EQ(plan.exit_code, 0) << plan.err;
+    const json stages = json::parse(plan.out)["stages"];
+    std::size_t compared = 0;
+    for (const json& row : rows) {
+      if (row["recompute"] != recompute) continue;
+      EXPECT_EQ(row["peak_bytes"], stages[row["stage"].get<std::size_t>()]["peak_bytes"]);
+      ++compared;
+    }
+    EXPECT_EQ(compared, 3U);
+  }
+  const ProgramResult uneven = run({"estimate-memory", "gpt2", "--ranks", "8", "--pipeline", "3"});
+  EXPECT_EQ(uneven.exit_code, 2);
+  EXPECT_THAT(uneven.err, HasSubstr("each stage has the same number of ranks"));
+}
+
 TEST_F(EstimateCommand, NamesMeanTheSameInEveryCommand) {
   for (const char* name : {"gpt2-large", "openai-community/gpt2-large", "gpt2-774m"}) {
     const ProgramResult estimate = run({"estimate-memory", "--model", name, "--json",

@@ -52,14 +52,14 @@ std::int64_t graph_nodes(const Schedule& schedule) {
 
 /// One for each lane and group of ranks that some collective of the run uses, one for each pair of
 /// pipeline ranks of which this one is, and one for scalars: see RankGroups::split_from.
-std::int64_t communicators(const TrainingPlan& plan) {
+std::int64_t communicators(const TrainingPlan& plan, int pipeline_rank) {
   std::set<std::pair<Lane, std::string>> used;
   std::set<PipelinePair> pairs;
   const auto add = [&](const StepPlan& step) {
     for (const Schedule& schedule : step.ranks) {
       for (const Action& action : schedule.actions) {
         if (!action.axes.empty()) used.emplace(action.lane, to_string(action.axes));
-        if (action.operation->is_message && schedule.pipeline.rank == plan.largest_stage) {
+        if (action.operation->is_message && schedule.pipeline.rank == pipeline_rank) {
           pairs.insert(PipelinePair::of(action.lane, schedule.pipeline.rank, action.peer));
         }
       }
@@ -74,12 +74,14 @@ std::int64_t communicators(const TrainingPlan& plan) {
 
 }  // namespace
 
-std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan) {
+std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan, int pipeline_rank) {
+  const auto rank = static_cast<std::size_t>(pipeline_rank);
+  const RankCosts& costs = plan.stages.at(rank);
   const TrainerOptions& options = plan.options;
   if (options.device != DeviceChoice::kCuda) return {};
   std::vector<OverheadItem> items{
       {.name = "memory pool",
-       .bytes = plan.pool_bytes - plan.memory.total,
+       .bytes = costs.pool_bytes - costs.memory.total,
        .source = "simulated: free blocks that no request fits, and the rest of segments of " +
                  format_bytes(SegmentPool::kSegmentBytes)},
       {.name = "CUDA context",
@@ -89,14 +91,14 @@ std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan) {
        .bytes = kKernelBytes,
        .source = "an allowance: of our own, cuBLASLt and cuDNN, loaded when first launched"}};
   if (plan.cuda_graph) {
-    const std::int64_t nodes = graph_nodes(plan.schedule());
+    const std::int64_t nodes = graph_nodes(plan.step.ranks[rank]);
     items.push_back(
         {.name = "CUDA graph",
          .bytes = nodes * kGraphNodeBytes,
          .source = concat("at most ", nodes, " nodes of ", format_bytes(kGraphNodeBytes))});
   }
   if (options.ranks > 1 && options.group != GroupChoice::kThread) {
-    const std::int64_t count = communicators(plan);
+    const std::int64_t count = communicators(plan, pipeline_rank);
     const std::int64_t ring = kChannels * kChannelBytes;
     const std::int64_t nvls = std::min(options.ranks, kGpusOfNode) * kNvlsBytesPerGpu;
     items.push_back(
@@ -114,8 +116,17 @@ std::int64_t total_bytes(const std::vector<OverheadItem>& items) {
   return total;
 }
 
+std::int64_t device_bytes(const TrainingPlan& plan, int pipeline_rank) {
+  return plan.stages.at(static_cast<std::size_t>(pipeline_rank)).memory.total +
+         total_bytes(gpu_overhead(plan, pipeline_rank));
+}
+
+std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan) {
+  return gpu_overhead(plan, plan.largest_stage);
+}
+
 std::int64_t device_bytes(const TrainingPlan& plan) {
-  return plan.memory.total + total_bytes(gpu_overhead(plan));
+  return device_bytes(plan, plan.largest_stage);
 }
 
 std::string describe(const std::vector<OverheadItem>& items) {

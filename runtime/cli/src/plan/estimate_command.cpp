@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -100,10 +101,11 @@ std::vector<LoadRow> load_rows(const Model& model, const std::vector<std::string
   return rows;
 }
 
-/// The needs of one rank, from the plan.
+/// The needs of one rank of a stage, from the plan.
 struct PlanRow {
   std::string strategy, precision;
   int ranks = 1;
+  int stage = 0;
   std::array<MemoryPeak, kRecomputes.size()> peaks{};
   std::array<std::int64_t, kRecomputes.size()> device_bytes{};
 };
@@ -119,10 +121,12 @@ std::vector<std::string> strategies_of(const Request& request) {
 struct Impossible {
   std::string strategy;
   int ranks = 1;
+  int of_stage = 1;  ///< ranks of one
 
   std::string why() const {
-    return concat(strategy, " needs several replicas of several ranks each, which ", ranks,
-                  ranks == 1 ? " rank does" : " ranks do", " not make");
+    return concat(strategy, " needs several replicas of several ranks each, which ", of_stage,
+                  of_stage == 1 ? " rank" : " ranks", of_stage < ranks ? " of a stage" : "",
+                  of_stage == 1 ? " does" : " do", " not make");
   }
 };
 
@@ -130,6 +134,10 @@ struct PlanRows {
   std::vector<PlanRow> rows{};
   std::vector<Impossible> impossible{};
 };
+
+int stages_of(const Config& config) {
+  return static_cast<int>(config.get<std::int64_t>("pipeline"));
+}
 
 /// A sweep over precisions and recomputation for each number of ranks and each strategy.
 PlanRows plan_rows(const Request& request) {
@@ -141,20 +149,25 @@ PlanRows plan_rows(const Request& request) {
     const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
     const TrainerOptions& options = run.plan.options;
     const auto column = static_cast<std::size_t>(options.policy.recompute);
-    if (column == 0)
-      all.rows.push_back(
-          {options.strategy, std::string(to_string(options.precision)), options.ranks});
-    all.rows.back().peaks.at(column) = run.plan.memory;
-    all.rows.back().device_bytes.at(column) = device_bytes(run.plan);
+    const auto stages = run.plan.stages.size();
+    for (std::size_t stage = 0; column == 0 && stage < stages; ++stage) {
+      all.rows.push_back({options.strategy, std::string(to_string(options.precision)),
+                          options.ranks, static_cast<int>(stage)});
+    }
+    for (PlanRow& row : std::span(all.rows).last(stages)) {
+      row.peaks.at(column) = run.plan.stages[static_cast<std::size_t>(row.stage)].memory;
+      row.device_bytes.at(column) = device_bytes(run.plan, row.stage);
+    }
   };
   for (const std::string& text : request.ranks) {
     config.set_text("ranks", text);
     const auto ranks = static_cast<int>(config.get<std::int64_t>("ranks"));
     const auto per_node = static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
+    const int of_stage = std::max(ranks / stages_of(config), 1);
     for (const std::string& name : strategies_of(request)) {
       const Strategy& strategy = find_strategy(name);
-      if (strategy.hybrid && default_replicas(strategy, ranks, per_node) == 1) {
-        all.impossible.push_back({strategy.name, ranks});
+      if (strategy.hybrid && default_replicas(strategy, of_stage, per_node) == 1) {
+        all.impossible.push_back({strategy.name, ranks, of_stage});
         continue;
       }
       config.set_text("strategy", strategy.name);
@@ -189,6 +202,7 @@ void print_json(const Request& request, const Estimate& estimate) {
     for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
       training.push_back({{"strategy", row.strategy},
                           {"ranks", row.ranks},
+                          {"stage", row.stage},
                           {"precision", row.precision},
                           {"recompute", to_string(kRecomputes[r])},
                           {"peak_bytes", to_json(row.peaks[r])},
@@ -202,6 +216,8 @@ void print_json(const Request& request, const Estimate& estimate) {
   const nlohmann::ordered_json object{{"kind", "estimate-memory"},
                                       {"model", estimate.model},
                                       {"micro_batch", request.config.value("micro_batch")},
+                                      {"accumulate", request.config.value("accumulate")},
+                                      {"pipeline", request.config.value("pipeline")},
                                       {"optimizer", request.config.value("optimizer")},
                                       {"ranks_per_node", request.config.value("ranks_per_node")},
                                       {"sequence_length", estimate.sequence_length},
@@ -219,6 +235,11 @@ void print_text(const Request& request, const Estimate& estimate) {
                  row.training > 0 ? format_bytes(row.training) : "N/A"});
   }
   loading.print(std::cout);
+  const bool staged = stages_of(request.config) > 1;
+  const std::string of_pipeline = staged
+                                      ? concat(", ", request.config.get<std::int64_t>("accumulate"),
+                                               " micro-steps through the stages of a pipeline")
+                                      : "";
   std::cout
       << "\n"
       << wrapped(
@@ -229,16 +250,20 @@ void print_text(const Request& request, const Estimate& estimate) {
                  request.config.get<std::string>("device") == "cuda"
                      ? ", with what a GPU holds beside it"
                      : "",
-                 ": micro-batch ", request.config.get<std::int64_t>("micro_batch"),
+                 ": micro-batch ", request.config.get<std::int64_t>("micro_batch"), of_pipeline,
                  ", sequences of ", estimate.sequence_length,
                  ", fp32 master weights, the states of ",
                  request.config.get<std::string>("optimizer"),
                  ", gradients reduced in fp32, by recomputation:"),
              kColumns)
       << "\n\n";
-  TextTable training({"strategy", "ranks", "precision", "none", "selective", "full"});
+  std::vector<std::string> titles{"strategy", "ranks", "precision", "none", "selective", "full"};
+  if (staged) titles.insert(titles.begin() + 2, "stage");
+  TextTable training(titles);
   for (const PlanRow& row : estimate.plans.rows) {
-    std::vector<std::string> cells{row.strategy, std::to_string(row.ranks), row.precision};
+    std::vector<std::string> cells{row.strategy, std::to_string(row.ranks)};
+    if (staged) cells.push_back(std::to_string(row.stage));
+    cells.push_back(row.precision);
     for (const std::int64_t bytes : row.device_bytes) cells.push_back(format_bytes(bytes));
     training.add(cells);
   }
@@ -307,6 +332,13 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
   app.add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
       ->delimiter(',');
   add("--micro-batch", "micro_batch", "samples per micro-step and rank")->type_name("N");
+  add("--pipeline", "pipeline", "stages of a pipeline; each has a row [1]")->type_name("N");
+  add("--pipeline-schedule", "pipeline_schedule", "1f1b or gpipe [1f1b]")->type_name("TEXT");
+  add("--pipeline-split", "pipeline_split", "layers of each stage, as 3,4,4,3 [balanced by time]")
+      ->type_name("LIST");
+  add("--accumulate", "accumulate",
+      "micro-steps; a stage keeps activations of as many as it has begun [1]")
+      ->type_name("N");
   add("--optimizer", "optimizer", "of the table for training [adamw]")->type_name("TEXT");
   add("--device", "device",
       "of the table for training: cuda counts what a GPU holds beside the plan, too [cpu]")

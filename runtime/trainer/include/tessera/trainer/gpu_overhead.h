@@ -20,12 +20,16 @@ struct OverheadItem {
 /// follow from the schedule and from constants that NVIDIA's and PyTorch's sources give; context
 /// and kernels are allowances, as long as no GPU has been measured. Ranks that share a GPU share
 /// its context and kernels, which is not deducted.
+std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan, int pipeline_rank);
+/// The stage is the one that needs most memory.
 std::vector<OverheadItem> gpu_overhead(const TrainingPlan& plan);
 
 std::int64_t total_bytes(const std::vector<OverheadItem>& items);
 
 /// The memory that a rank must have of its device: the plan's peak, and on a GPU the items beside
 /// it. Every comparison of a plan with a budget or with a whole device's memory takes this number.
+std::int64_t device_bytes(const TrainingPlan& plan, int pipeline_rank);
+/// The stage is the one that needs most memory.
 std::int64_t device_bytes(const TrainingPlan& plan);
 
 /// "memory pool 12.0 MiB, CUDA context 640.0 MiB, ...".
