@@ -79,7 +79,10 @@ TEST(FailureTest, AWaitIsNotGivenUpWhileOtherRanksGetOn) {
   const std::vector<Outcome> outcomes = run_ranks(groups, [&](RankContext c) {
     const auto pair = c.group.split(c.rank() == 2 ? 1 : 0, c.rank());
     Vector<float> data(5);
-    if (c.rank() == 2) return c.group.recv(view_of(data), 1, c.stream);
+    if (c.rank() == 2) {
+      c.group.recv(view_of(data), 1, c.stream);
+      return c.stream.synchronize();
+    }
     const auto begin = steady_clock::now();
     for (float late = 0.0F; late == 0.0F;) {  // both leave after the same round
       std::this_thread::sleep_for(milliseconds(20));
