@@ -48,6 +48,14 @@ TEST_F(Generate, OneTextForEveryStrategy) {
     EXPECT_EQ(sharded.exit_code, 0) << sharded.err;
     EXPECT_EQ(sharded.out, alone.out) << strategy;
   }
+  for (const char* stages : {"2", "4"}) {
+    for (const char* cache : {"true", "false"}) {
+      const ProgramResult staged =
+          generate({"--ranks", "4", "--pipeline", stages, "--use-cache", cache});
+      EXPECT_EQ(staged.exit_code, 0) << staged.err;
+      EXPECT_EQ(staged.out, alone.out) << stages << " stages";
+    }
+  }
   EXPECT_NE(generate({"--seed", "5"}).out, alone.out);
 }
 

@@ -50,6 +50,8 @@ const std::map<std::string, std::string>& shared_settings() {
        "at a time), hybrid_shard (the same inside a replica), no_shard (each has all), or another "
        "of train's"},
       {"replicas", ""},
+      {"pipeline", ""},
+      {"pipeline_split", ""},
       {"wrap", ""},
       {"prefetch_forward", ""},
       {"precision", ""},
@@ -210,6 +212,9 @@ void print_notes(const Config& config, const PretrainedGpt& pretrained, const Gp
       describe_decoding(held, pretrained, config.get<std::string>("precision"));
   const auto note = [](const std::string& text) { print_line(stderr, "note: " + text, 2); };
   if (!decoding.empty()) note(concat("'", pretrained.path(), "': ", decoding));
+  if (config.get<std::int64_t>("pipeline") > 1) {
+    note("stages of a pipeline keep no keys and values: each token takes a pass over all before");
+  }
   if (text_tokens <= window) return;
   note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
               window, ": once there are more, each token takes a pass over all of those"));
@@ -244,7 +249,8 @@ int run_generate(Config config, const Launcher& launcher) {
   }
   const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer, kind).size());
   const GptConfig held = held_model(config, pretrained);
-  const bool caches = config.get<bool>("cache") && held.head_width_used() <= kMaxHeadWidth;
+  const bool caches = config.get<bool>("cache") && config.get<std::int64_t>("pipeline") == 1 &&
+                      held.head_width_used() <= kMaxHeadWidth;
   GptGeneration gpt(held, window_of(config, pretrained.config(), prompt),
                     caches ? GptGeneration::Cache::kKeysAndValues : GptGeneration::Cache::kNone);
   TrainerOptions options = forward_options(config, pretrained);
