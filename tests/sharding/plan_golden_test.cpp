@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string>
 
+#include "sharding/golden_text.h"
 #include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/sharding/plan.h"
@@ -20,22 +21,8 @@ PlanOptions options_for(const std::string& name, const Mesh& mesh) {
           .reshard_after_forward = strategy.reshard_after_forward};
 }
 
-// Compares with tests/sharding/golden/<name>.txt. Where a change of plan is meant, run this program
-// with TESSERA_UPDATE_GOLDEN=1 and read the difference.
 void expect_golden(const std::string& name, const Schedule& schedule) {
-  const std::string path =
-      std::string(TESSERA_SOURCE_DIR) + "/tests/sharding/golden/" + name + ".txt";
-  const std::string actual = to_string(schedule);
-  if (const char* update = std::getenv("TESSERA_UPDATE_GOLDEN"); update && *update == '1') {
-    std::ofstream(path) << actual;
-    FAIL() << "wrote " << path << "; run again without TESSERA_UPDATE_GOLDEN";
-  }
-  std::ifstream file(path);
-  ASSERT_TRUE(file) << "no " << path;
-  std::ostringstream expected;
-  expected << file.rdbuf();
-  EXPECT_EQ(actual, expected.str()) << "TESSERA_UPDATE_GOLDEN=1 writes " << path;
-  EXPECT_EQ(parse_schedule(expected.str()), schedule);
+  test::expect_golden(name, schedule, parse_schedule);
 }
 
 TEST(PlanGolden, FullShard) {

@@ -1,4 +1,5 @@
 #include "tessera/sharding/step_plan.h"
+#include "sharding/golden_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -150,22 +151,8 @@ TEST(StepPlan, JsonErrorsNameTheRank) {
   EXPECT_THAT(refused([](Json& j) { j = 2; }), HasSubstr("the JSON is no schedule"));
 }
 
-/// Compares with golden/<name>.txt. Where a change of plan is meant, run this program with
-/// TESSERA_UPDATE_GOLDEN=1 and read the difference.
 void expect_golden(const std::string& name, const StepPlan& step) {
-  const std::string path =
-      std::string(TESSERA_SOURCE_DIR) + "/tests/sharding/golden/" + name + ".txt";
-  const std::string actual = to_string(step);
-  if (const char* update = std::getenv("TESSERA_UPDATE_GOLDEN"); update && *update == '1') {
-    std::ofstream(path) << actual;
-    FAIL() << "wrote " << path << "; run again without TESSERA_UPDATE_GOLDEN";
-  }
-  std::ifstream file(path);
-  ASSERT_TRUE(file) << "no " << path;
-  std::ostringstream expected;
-  expected << file.rdbuf();
-  EXPECT_EQ(actual, expected.str()) << "TESSERA_UPDATE_GOLDEN=1 writes " << path;
-  EXPECT_EQ(parse_step_plan(expected.str()), step);
+  test::expect_golden(name, step, parse_step_plan);
 }
 
 TEST(StepPlanGolden, OfEachOrder) {
