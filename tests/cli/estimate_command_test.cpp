@@ -140,7 +140,7 @@ TEST_F(EstimateCommand, EveryStageHasARowWithThePeakOfPlan) {
     std::size_t compared = 0;
     for (const json& row : rows) {
       if (row["recompute"] != recompute) continue;
-      EXPECT_EQ(row["peak_bytes"], stages[row["stage"].get<std::size_t>()]["peak_bytes"]);
+      EXPECT_EQ(row["peak_bytes"], stages[row["pipeline_rank"].get<std::size_t>()]["peak_bytes"]);
       ++compared;
     }
     EXPECT_EQ(compared, 3U);

@@ -103,6 +103,7 @@ const std::map<std::string, Other> kOthers{
     {"wrap", {"none"}},
     {"pipeline", {"2"}},
     {"pipeline_schedule", {"gpipe"}},
+    {"virtual_stages", {"2", {{"pipeline", "2"}}}},
     {"pipeline_split", {"1,3", {{"pipeline", "2"}}}},
     {"pipeline_prefetch", {"2"}},
     {"tied_apart", {"true"}},

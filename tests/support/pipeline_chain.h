@@ -16,8 +16,23 @@
 // there are, and what it takes to run one on threads.
 namespace tessera::test {
 
-inline constexpr std::array kPipelineOrders{PipelineOrder::kGPipe,
-                                            PipelineOrder::kOneForwardOneBackward};
+/// Orders that can have one stage on each rank.
+inline constexpr std::array kPipelineOrders{
+    PipelineOrder::kGPipe, PipelineOrder::kOneForwardOneBackward, PipelineOrder::kZeroBubble};
+
+/// An order, and how many stages it has on each rank.
+struct PipelineKind {
+  PipelineOrder order;
+  int virtual_stages = 1;
+};
+inline constexpr std::array kPipelineKinds{PipelineKind{PipelineOrder::kGPipe},
+                                           PipelineKind{PipelineOrder::kOneForwardOneBackward},
+                                           PipelineKind{PipelineOrder::kZeroBubble},
+                                           PipelineKind{PipelineOrder::kInterleaved, 2},
+                                           PipelineKind{PipelineOrder::kZeroBubbleV, 2},
+                                           PipelineKind{PipelineOrder::kInterleaved, 3},
+                                           PipelineKind{PipelineOrder::kGPipe, 2},
+                                           PipelineKind{PipelineOrder::kZeroBubble, 2}};
 
 /// The options of a step plan.
 struct PipelineSubject {
@@ -69,7 +84,7 @@ inline std::vector<int> even_stages(int layers, int stages) {
   return first;
 }
 
-/// Every preset x stages x order x number of micro-steps; the rest is drawn.
+/// Every preset x pipeline ranks x number of micro-steps, orders by turns; the rest is drawn.
 inline std::vector<PipelineSubject> pipeline_subjects() {
   std::vector<PipelineSubject> all;
   std::mt19937 random(1);
@@ -80,9 +95,11 @@ inline std::vector<PipelineSubject> pipeline_subjects() {
     return std::array{0.0, 0.0, 0.5, 1.0}[static_cast<std::size_t>(draw(4))];
   };
   for (const Strategy& strategy : strategies()) {
-    for (const int stages : {2, 3, 4}) {
-      for (const PipelineOrder order : kPipelineOrders) {
-        for (const int micro_steps : {1, 2, 4, 5}) {
+    for (const int ranks : {2, 3, 4}) {
+      for (const int micro_steps : {1, 2, 4, 5}) {
+        for (int i = 0; i < 3; ++i) {
+          const auto& [order, virtual_stages] = kPipelineKinds[all.size() % kPipelineKinds.size()];
+          const int stages = ranks * virtual_stages;
           const bool bf16 = draw(2) == 0;
           PipelineSubject s{.name = {}, .run = {.strategy = strategy.name}};
           s.layers = stages + draw(3);
@@ -91,9 +108,10 @@ inline std::vector<PipelineSubject> pipeline_subjects() {
           s.overlaps = draw(2) == 0;
           s.snapshot = s.purpose == Purpose::kTrain && draw(4) == 0;
           SmallRun& run = s.run;
-          run.ranks = std::array{1, 1, 2, 4}[static_cast<std::size_t>(draw(stages == 4 ? 3 : 4))];
+          run.ranks = std::array{1, 1, 2, 4}[static_cast<std::size_t>(draw(ranks == 4 ? 3 : 4))];
           run.replicas = run.ranks == 4 ? 2 : 0;
           run.first_layers = even_stages(s.layers, stages);
+          run.virtual_stages = virtual_stages;
           run.pipeline_order = order;
           run.pipeline_prefetch = draw(3);
           run.micro_steps = micro_steps;
@@ -115,16 +133,17 @@ inline std::vector<PipelineSubject> pipeline_subjects() {
           run.disk_parameters = draw(4) == 0 ? share() : 0.0;
           run.offload_activations = run.policy.recompute == Recompute::kFull &&
                                     s.purpose == Purpose::kTrain && draw(2) == 0;
-          s.name = concat(
-              strategy.name, ", ", stages, " stages of ", s.layers, " layers, ", to_string(order),
-              ", ", run.pipeline_prefetch, " messages ahead, ", run.ranks, " ranks each, ",
-              micro_steps, " micro-steps, ", to_string(run.dtype), '/', to_string(run.reduce_dtype),
-              ", ", to_string(run.policy.recompute), ", ", to_string(s.purpose),
-              s.trains_first ? "" : ", first layer frozen", s.overlaps ? ", overlapping" : "",
-              s.snapshot ? ", with snapshots" : "", run.policy.split_backward ? ", split" : "",
-              ", offloaded ", run.offload_optimizer, ", ", run.offload_parameters, " and ",
-              run.offload_gradients, ", on disk ", run.disk_optimizer, " and ", run.disk_parameters,
-              run.offload_activations ? ", activations" : "");
+          s.name = concat(strategy.name, ", ", stages, " stages on ", ranks, " ranks, of ",
+                          s.layers, " layers, ", to_string(order), ", ", run.pipeline_prefetch,
+                          " messages ahead, ", run.ranks, " ranks each, ", micro_steps,
+                          " micro-steps, ", to_string(run.dtype), '/', to_string(run.reduce_dtype),
+                          ", ", to_string(run.policy.recompute), ", ", to_string(s.purpose),
+                          s.trains_first ? "" : ", first layer frozen",
+                          s.overlaps ? ", overlapping" : "", s.snapshot ? ", with snapshots" : "",
+                          run.policy.split_backward ? ", split" : "", ", offloaded ",
+                          run.offload_optimizer, ", ", run.offload_parameters, " and ",
+                          run.offload_gradients, ", on disk ", run.disk_optimizer, " and ",
+                          run.disk_parameters, run.offload_activations ? ", activations" : "");
           all.push_back(std::move(s));
         }
       }

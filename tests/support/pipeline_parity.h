@@ -11,6 +11,9 @@ namespace tessera::test {
 /// The same steps without a pipeline.
 inline SmallRun in_one_stage(SmallRun run) {
   run.first_layers.clear();
+  run.virtual_stages = 1;
+  run.listed.clear();
+  run.pipeline_order = PipelineOrder::kOneForwardOneBackward;
   run.tied_apart = true;
   return run;
 }

@@ -69,8 +69,10 @@ struct SmallRun {
   int ranks = 1;                    ///< of each stage
   int layers = 3;                   ///< blocks of small_gpt()
   bool tied = true;                 ///< its head, of families in which it may be
-  std::vector<int> first_layers{};  ///< by stage, each on a pipeline rank of its own; empty: one
+  std::vector<int> first_layers{};  ///< by stage; empty: one
+  int virtual_stages = 1;           ///< on each pipeline rank
   PipelineOrder pipeline_order = PipelineOrder::kOneForwardOneBackward;
+  std::vector<std::vector<StagePass>> listed{};  ///< of PipelineOrder::kListed
   int pipeline_prefetch = 1;
   bool tied_apart = false;  ///< see make_layout(); always with several stages
   int replicas = 0;         ///< 0: as the strategy has it
@@ -167,15 +169,25 @@ inline Placement placement_of(const SmallRun& run) {
   return placement;
 }
 
+inline int pipeline_ranks(const SmallRun& run) {
+  if (!run.listed.empty()) return static_cast<int>(run.listed.size());
+  return std::max(1, static_cast<int>(run.first_layers.size()) / run.virtual_stages);
+}
+
 inline PlanOptions plan_options(const SmallRun& run) {
   const Strategy& strategy = find_strategy(run.strategy);
   const int replicas = run.replicas > 0 ? run.replicas : default_replicas(strategy, run.ranks);
   Mesh mesh = make_mesh(run.ranks, replicas);
-  mesh.set_size(Axis::kPipeline, std::max(1, static_cast<int>(run.first_layers.size())));
+  mesh.set_size(Axis::kPipeline, pipeline_ranks(run));
   return {.mesh = mesh,
           .placement = placement_of(run),
           .pipeline = {.first_layers = run.first_layers,
+                       .stage_ranks = run.listed.empty()
+                                          ? stage_ranks(run.pipeline_order, pipeline_ranks(run),
+                                                        static_cast<int>(run.first_layers.size()))
+                                          : stage_ranks(run.listed),
                        .order = run.pipeline_order,
+                       .listed = run.listed,
                        .prefetch = run.pipeline_prefetch},
           .reshard_after_forward = strategy.reshard_after_forward,
           .reduction_order = run.reduction_order,

@@ -13,10 +13,12 @@ namespace tessera::test {
 /// What passes and messages cost, in virtual seconds.
 struct VirtualPipeline {
   std::vector<int> first_layers;
+  int virtual_stages = 1;
   PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
   int micro_steps = 8;
   int prefetch = 1;
   std::map<int, double> forward, backward;  ///< by layer: embedding, blocks and head
+  double weight_share = 0.5;                ///< of backward, where weights have a pass of their own
   double message = 0.0;
 };
 
@@ -50,6 +52,7 @@ struct VirtualStep {
 inline VirtualStep simulate(const VirtualPipeline& pipeline, Recompute recompute = {}) {
   SmallRun run{.layers = static_cast<int>(pipeline.forward.size()) - 2,
                .first_layers = pipeline.first_layers,
+               .virtual_stages = pipeline.virtual_stages,
                .pipeline_order = pipeline.order,
                .pipeline_prefetch = pipeline.prefetch,
                .strategy = "no_shard",
@@ -69,8 +72,12 @@ inline VirtualStep simulate(const VirtualPipeline& pipeline, Recompute recompute
     if (action.operation->is_message) return pipeline.message;
     if (!action.operation->is_pass) return 0.0;
     const PassParts& parts = action.operation->parts;
-    return (parts.forward ? pipeline.forward.at(action.layer) : 0.0) +
-           (parts.backward ? pipeline.backward.at(action.layer) : 0.0);
+    const double backward = pipeline.backward.at(action.layer);
+    double cost = parts.forward ? pipeline.forward.at(action.layer) : 0.0;
+    if (parts.backward && parts.gradients) return cost + backward;
+    if (parts.backward) cost += backward * (1.0 - pipeline.weight_share);
+    if (parts.gradients) cost += backward * pipeline.weight_share;
+    return cost;
   };
   std::vector<std::vector<Program>> ranks;
   for (const Schedule& schedule : virtual_step.step.ranks) ranks.push_back({{&schedule, &source}});

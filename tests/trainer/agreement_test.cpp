@@ -115,6 +115,7 @@ const std::map<std::string, std::string> kOthers{
     {"wrap", "none"},
     {"pipeline", "2"},
     {"pipeline_schedule", "gpipe"},
+    {"virtual_stages", "2"},
     {"pipeline_split", "1,3"},
     {"pipeline_prefetch", "2"},
     {"tied_apart", "true"},

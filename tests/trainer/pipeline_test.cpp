@@ -24,7 +24,7 @@ constexpr std::int64_t kSteps = 4, kSavedAt = 2;
 TrainerOptions staged(int stages, int ranks_of_stage = 1, const std::string& strategy = "zero1") {
   TrainerOptions options = options_of({.strategy = strategy, .ranks = ranks_of_stage}, kSteps);
   options.ranks = stages * ranks_of_stage;
-  options.pipeline.stages = stages;
+  options.pipeline.ranks = stages;
   options.pipeline.tied_apart = true;
   return options;
 }
@@ -36,7 +36,7 @@ TEST(TrainPipeline, GivesTheBitsOfOneProcess) {
   }
   EXPECT_EQ(train_numbers(staged(2, 2)), train_numbers(staged(1, 2)));
   TrainerOptions gpipe = staged(3);
-  gpipe.pipeline.order = PipelineOrder::kGPipe;
+  gpipe.pipeline.schedule.order = PipelineOrder::kGPipe;
   gpipe.policy.recompute = Recompute::kFull;
   gpipe.pipeline.layers = parse_stage_layers("1,1,2");
   EXPECT_EQ(train_numbers(gpipe), one);
@@ -104,7 +104,7 @@ TEST(TrainPipeline, RefusesWhatCannotBe) {
   };
   TrainerOptions options = staged(2);
   options.ranks = 3;
-  EXPECT_THAT(message(options), HasSubstr("choose a `pipeline.stages` that divides the ranks"));
+  EXPECT_THAT(message(options), HasSubstr("choose a `pipeline.ranks` that divides the ranks"));
   EXPECT_THAT(message(staged(5)), HasSubstr("has 4 layers, the embedding and the head among them"));
   options = staged(2);
   options.pipeline.layers = parse_stage_layers("1,2");

@@ -76,11 +76,11 @@ std::vector<std::vector<PipelinePair>> apart(const std::vector<PipelinePair>& pa
 
 std::string rank_in_words(const Schedule& schedule, int pipeline_rank) {
   std::string stages;
-  int count = 0;
-  for (int s = pipeline_rank; s < schedule.pipeline.stages(); s += schedule.pipeline_ranks()) {
-    stages += concat(count++ == 0 ? "" : ", ", s);
-  }
-  return concat("pipeline rank ", pipeline_rank, count == 1 ? ", stage " : ", stages ", stages);
+  const std::vector<int> own =
+      schedule.pipeline.stages_of_rank(pipeline_rank, schedule.pipeline_ranks());
+  for (const int s : own) stages += concat(stages.empty() ? "" : ", ", s);
+  return concat("pipeline rank ", pipeline_rank, own.size() == 1 ? ", stage " : ", stages ",
+                stages);
 }
 
 /// A message is of the layer that has made it, or whose output's gradient it is.

@@ -665,7 +665,12 @@ void copy(ContentWalk& walk, const Action& action) {
   walk.require_that(source.format == target.format, "copies to another format");
   walk.require_that(!to.adds, "adds where it copies");
   content.open = false;
-  if (content.role == Role::kGradient) walk.carry(from, to);
+  if (content.role == Role::kGradient) {
+    const FlatId id = walk.id_of(content);
+    // Whoever reads the copy reads what is added to the original later without it.
+    if (content.end == walk.all_contributions(id)) walk.require_mirrors_added(id);
+    walk.carry(from, to);
+  }
   walk.write(to, content);
 }
 

@@ -34,12 +34,10 @@ std::vector<StageEvent> stage_events(const Schedule& schedule) {
       .stages = pipeline.stages(),
       .micro_steps = schedule.micro_steps,
       .trains = schedule.purpose == Purpose::kTrain,
-      .first_backward_stage = pipeline.stage_of(schedule.first_backward_layer)};
-  std::vector<std::vector<StagePass>> passes;
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    passes.push_back(pipeline_passes(pipeline.order, shape, rank));
-  }
-  return with_messages(passes, shape, pipeline.prefetch)[static_cast<std::size_t>(pipeline.rank)];
+      .first_backward_stage = pipeline.stage_of(schedule.first_backward_layer),
+      .stage_ranks = pipeline.stage_ranks};
+  return with_messages(pipeline_passes(pipeline, shape), shape,
+                       pipeline.prefetch)[static_cast<std::size_t>(pipeline.rank)];
 }
 
 class Order {
@@ -69,6 +67,11 @@ class Order {
   Operand add_activation(BufferKind kind, int layer, int micro_step);
   void forward(const StagePass& stage);
   void backward(const StagePass& stage);
+  void backward_weight(const StagePass& stage);
+  /// Whether gradients of a layer's weights can be a pass of their own.
+  bool has_weight_pass(int l) const {
+    return !schedule_.is_last(l) && layer(l).splits_backward && !layer(l).gradients.empty();
+  }
   void message(const StageEvent& event);
   void pack(BufferKind kind, int layer, int micro_step);
   void unpack(BufferKind kind, int layer, int micro_step);
@@ -250,28 +253,39 @@ void Order::forward(const StagePass& stage) {
   for (int l = range.begin; l < range.end; ++l) {
     if (!schedule_.is_last(l)) {
       pass(operations::kForward, l, stage.micro_step);
-    } else if (!trains_ || layer(l).splits_backward) {
+    } else if (!trains_ || (layer(l).splits_backward && schedule_.policy.split_backward)) {
       pass(operations::kForwardLoss, l, stage.micro_step);
     }
   }
   pack(BufferKind::kActivation, range.end - 1, stage.micro_step);
 }
 
+/// The loss is in one piece: for gradients of its weights alone it would have to keep as many
+/// numbers as there are logits.
 void Order::backward(const StagePass& stage) {
   const LayerRange range = schedule_.layers_of(stage.stage);
+  const bool splits_all = schedule_.policy.split_backward;
+  const bool weights_later = stage.kind == PassKind::kBackwardInput;
   unpack(BufferKind::kActivationGradient, range.end - 1, stage.micro_step);
   for (int l = range.end - 1; l >= std::max(range.begin, schedule_.first_backward_layer); --l) {
-    const bool splits = layer(l).splits_backward;
     if (schedule_.is_last(l)) {
+      const bool splits = splits_all && layer(l).splits_backward;
       pass(splits ? operations::kLossBackward : operations::kLoss, l, stage.micro_step);
       continue;
     }
-    const bool in_one = !splits || layer(l).gradients.empty();
-    pass(in_one ? operations::kBackward : operations::kBackwardInput, l, stage.micro_step);
-    if (!in_one) pass(operations::kBackwardWeight, l, stage.micro_step);
+    const bool splits = (splits_all || weights_later) && has_weight_pass(l);
+    pass(splits ? operations::kBackwardInput : operations::kBackward, l, stage.micro_step);
+    if (splits && !weights_later) pass(operations::kBackwardWeight, l, stage.micro_step);
   }
   if (range.begin > schedule_.first_backward_layer) {
     pack(BufferKind::kActivationGradient, range.begin - 1, stage.micro_step);
+  }
+}
+
+void Order::backward_weight(const StagePass& stage) {
+  const LayerRange range = schedule_.layers_of(stage.stage);
+  for (int l = range.end - 1; l >= std::max(range.begin, schedule_.first_backward_layer); --l) {
+    if (has_weight_pass(l)) pass(operations::kBackwardWeight, l, stage.micro_step);
   }
 }
 
@@ -301,18 +315,19 @@ void Order::unpack(BufferKind kind, int l, int micro_step) {
 void Order::message(const StageEvent& event) {
   const StagePass& made = event.pass;
   const LayerRange range = schedule_.layers_of(made.stage);
-  const int l = made.backward ? range.begin - 1 : range.end - 1;
+  const bool back = made.is_backward();
+  const int l = back ? range.begin - 1 : range.end - 1;
   const bool sends = event.kind == StageEvent::Kind::kSend;
-  Operand& slot = (made.backward ? sent_back_ : sent_)[{l, made.micro_step}];
+  Operand& slot = (back ? sent_back_ : sent_)[{l, made.micro_step}];
   Action action{.operation = sends ? &operations::kSend : &operations::kReceive,
-                .lane = made.backward ? Lane::kSendBack : Lane::kSend,
+                .lane = back ? Lane::kSendBack : Lane::kSend,
                 .layer = l,
                 .micro_step = made.micro_step,
                 .peer = event.peer};
   if (sends) {
     action.reads.push_back(slot);
   } else {
-    slot = add_message(BufferKind::kReceiveSlot, made.backward, l, made.micro_step);
+    slot = add_message(BufferKind::kReceiveSlot, back, l, made.micro_step);
     action.lane = opposite(action.lane);
     action.writes.push_back(slot);
   }
@@ -340,10 +355,12 @@ void Order::run() {
   for (const StageEvent& event : stage_events(schedule_)) {
     if (event.kind != StageEvent::Kind::kPass) {
       message(event);
-    } else if (event.pass.backward) {
+    } else if (event.pass.kind == PassKind::kForward) {
+      forward(event.pass);
+    } else if (event.pass.is_backward()) {
       backward(event.pass);
     } else {
-      forward(event.pass);
+      backward_weight(event.pass);
     }
   }
   schedule_.actions.push_back({.operation = &operations::kResults,

@@ -1,10 +1,9 @@
 #include "tessera/sharding/pipeline.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
-#include <tuple>
+#include <set>
 
 #include "tessera/core/error.h"
 
@@ -13,58 +12,30 @@ namespace {
 
 using Passes = std::vector<StagePass>;
 
-bool has_backward(const PipelineShape& shape, int stage) {
-  return shape.trains && stage >= shape.first_backward_stage;
+std::string name_of(const StagePass& pass) {
+  return concat(pass.kind == PassKind::kForward ? "the forward" : "the backward", " of micro-step ",
+                pass.micro_step, " through stage ", pass.stage);
 }
 
-/// The only stage of a rank; orders of several stages a rank are rows of their own.
-Passes gpipe(const PipelineShape& shape, int rank) {
-  Passes passes;
-  for (int m = 0; m < shape.micro_steps; ++m) passes.push_back({rank, m, false});
-  for (int m = 0; has_backward(shape, rank) && m < shape.micro_steps; ++m) {
-    passes.push_back({rank, m, true});
-  }
-  return passes;
-}
-
-/// As many forwards come first as there are stages behind this one; then a forward and a backward
-/// by turns. Source: Megatron-LM, pipeline_parallel/schedules.py.
-Passes one_forward_one_backward(const PipelineShape& shape, int rank) {
-  const int ahead = std::min(shape.stages - rank - 1, shape.micro_steps);
-  Passes passes;
-  for (int m = 0; m < shape.micro_steps + ahead; ++m) {
-    if (m < shape.micro_steps) passes.push_back({rank, m, false});
-    if (m >= ahead && has_backward(shape, rank)) passes.push_back({rank, m - ahead, true});
-  }
-  return passes;
-}
-
-struct OrderRow {
-  PipelineOrder order;
-  std::string_view name;
-  Passes (*passes)(const PipelineShape& shape, int rank);
+/// Passes as others need them: whichever kind makes the gradient of an input.
+struct Place {
+  int stage = 0;
+  int micro_step = 0;
+  PassKind kind = PassKind::kForward;
+  auto operator<=>(const Place&) const = default;
 };
 
-/// To add an order: an enumerator, a row, a function.
-constexpr std::array kOrders{
-    OrderRow{PipelineOrder::kGPipe, "gpipe", gpipe},
-    OrderRow{PipelineOrder::kOneForwardOneBackward, "1f1b", one_forward_one_backward}};
-
-const OrderRow& row_of(PipelineOrder order) {
-  return *std::ranges::find(kOrders, order, &OrderRow::order);
+Place place_of(const StagePass& pass) {
+  return {pass.stage, pass.micro_step, pass.is_backward() ? PassKind::kBackward : pass.kind};
 }
 
-std::string name_of(const StagePass& pass) {
-  return concat(pass.backward ? "the backward" : "the forward", " of micro-step ", pass.micro_step,
-                " through stage ", pass.stage);
-}
-
-/// The pass that uses what a pass makes, if one does.
-std::optional<StagePass> user_of(const PipelineShape& shape, const StagePass& pass) {
-  StagePass user = pass;
-  user.stage += pass.backward ? -1 : 1;
+/// The pass that uses what a pass makes, if one of another stage does.
+std::optional<Place> user_of(const PipelineShape& shape, const StagePass& pass) {
+  if (pass.kind == PassKind::kBackwardWeight) return std::nullopt;
+  Place user = place_of(pass);
+  user.stage += pass.is_backward() ? -1 : 1;
   if (user.stage < 0 || user.stage >= shape.stages) return std::nullopt;
-  if (pass.backward && !has_backward(shape, user.stage)) return std::nullopt;
+  if (pass.is_backward() && !shape.has_backward(user.stage)) return std::nullopt;
   return user;
 }
 
@@ -78,21 +49,21 @@ class Lowering {
         next_(passes.size(), 0),
         events_(passes.size()) {
     for (const Passes& own : passes) {
-      for (std::size_t p = 0; p < own.size(); ++p) place_[key(own[p])] = p;
+      for (std::size_t p = 0; p < own.size(); ++p) place_[place_of(own[p])] = p;
     }
   }
 
   std::vector<std::vector<StageEvent>> run() {
     while (!is_done()) {
       const bool moved = move_messages();
-      if (!run_passes() && !moved) fail_at_a_standstill();
+      if (run_passes(true) || moved) continue;
+      // The order has stages make more messages than others can take yet: they wait here.
+      if (!run_passes(false)) fail_at_a_standstill();
     }
     return std::move(events_);
   }
 
  private:
-  using Key = std::tuple<int, int, bool>;
-  static Key key(const StagePass& pass) { return {pass.stage, pass.micro_step, pass.backward}; }
   std::size_t rank_of(int stage) const { return static_cast<std::size_t>(shape_.rank_of(stage)); }
 
   bool is_done() const {
@@ -103,53 +74,85 @@ class Lowering {
   }
 
   bool move_messages() {
-    const std::size_t before = waiting_.size();
-    std::erase_if(waiting_, [&](const StagePass& made) {
-      const StagePass user = *user_of(shape_, made);
+    bool moved = false;
+    const auto moves = [&](const StagePass& made) {
+      const Place user = *user_of(shape_, made);
       const std::size_t from = rank_of(made.stage), to = rank_of(user.stage);
-      const auto place = place_.find(key(user));
+      const auto place = place_.find(user);
       if (place == place_.end() || next_[to] + prefetch_ < place->second) return false;
+      if (!is_next_to_arrive(to, place->second)) return false;
       events_[from].push_back({StageEvent::Kind::kSend, made, static_cast<int>(to)});
       events_[to].push_back({StageEvent::Kind::kReceive, made, static_cast<int>(from)});
-      there_[key(user)] = true;
+      there_.insert(user);
       return true;
-    });
-    return waiting_.size() != before;
+    };
+    while (std::erase_if(waiting_, moves) > 0) moved = true;
+    return moved;
   }
 
-  /// Whether there is a slot for the message that a pass makes.
+  /// Whether all passes of a rank before this one have what they need from other ranks in the same
+  /// direction.
+  bool is_next_to_arrive(std::size_t rank, std::size_t place) const {
+    const bool backward = passes_[rank][place].is_backward();
+    for (std::size_t p = next_[rank]; p < place; ++p) {
+      const StagePass& pass = passes_[rank][p];
+      if (pass.kind != PassKind::kBackwardWeight && pass.is_backward() == backward &&
+          !has_input(pass) && rank_of(giver_of(pass)) != rank) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// The stage that makes what a pass needs of another one; there must be one.
+  static int giver_of(const StagePass& pass) { return pass.stage + (pass.is_backward() ? 1 : -1); }
+
+  bool has_input(const StagePass& pass) const {
+    const int giver = giver_of(pass);
+    return giver < 0 || giver == shape_.stages || there_.contains(place_of(pass));
+  }
+
+  /// Whether there is a slot for the message that a pass makes: each stage has its own.
   bool has_slot(const StagePass& pass) const {
     const auto unsent = std::ranges::count_if(waiting_, [&](const StagePass& other) {
-      return rank_of(other.stage) == rank_of(pass.stage) && other.backward == pass.backward;
+      return other.stage == pass.stage && other.is_backward() == pass.is_backward();
     });
     return static_cast<std::size_t>(unsent) <= prefetch_;
   }
 
-  /// Whether a pass has what it needs. A backward needs the same stage's forward as well.
-  bool is_ready(const StagePass& pass) {
-    if (pass.backward && !done_[{pass.stage, pass.micro_step, false}]) return false;
-    if (!has_slot(pass)) return false;
-    const bool is_at_the_end = pass.backward ? pass.stage + 1 == shape_.stages : pass.stage == 0;
-    return is_at_the_end || there_[key(pass)];
+  /// Whether a pass has what it needs, of its own stage, too, and a slot where that is asked for.
+  bool is_ready(const StagePass& pass, bool with_slot) const {
+    if (pass.kind == PassKind::kBackwardWeight) {
+      return done_.contains({pass.stage, pass.micro_step, PassKind::kBackward});
+    }
+    if (pass.is_backward() && !done_.contains({pass.stage, pass.micro_step, PassKind::kForward})) {
+      return false;
+    }
+    return has_input(pass) && (!with_slot || !sends(pass) || has_slot(pass));
+  }
+
+  bool sends(const StagePass& pass) const {
+    const std::optional<Place> user = user_of(shape_, pass);
+    return user && shape_.rank_of(user->stage) != shape_.rank_of(pass.stage);
   }
 
   /// One of each rank, of those that are ready as this begins.
-  bool run_passes() {
+  bool run_passes(bool with_slots) {
     std::vector<StagePass> ran;
     for (std::size_t r = 0; r < passes_.size(); ++r) {
       if (next_[r] == passes_[r].size()) continue;
       const StagePass& pass = passes_[r][next_[r]];
-      if (is_ready(pass)) ran.push_back(pass);
+      if (is_ready(pass, with_slots)) ran.push_back(pass);
     }
     for (const StagePass& pass : ran) {
       const std::size_t rank = rank_of(pass.stage);
       ++next_[rank];
       events_[rank].push_back({StageEvent::Kind::kPass, pass});
-      done_[key(pass)] = true;
-      const std::optional<StagePass> user = user_of(shape_, pass);
+      done_.insert(place_of(pass));
+      const std::optional<Place> user = user_of(shape_, pass);
       if (!user) continue;
       if (rank_of(user->stage) == rank) {
-        there_[key(*user)] = true;
+        there_.insert(*user);
       } else {
         waiting_.push_back(pass);
       }
@@ -160,7 +163,7 @@ class Lowering {
   [[noreturn]] void fail_at_a_standstill() const {
     for (std::size_t r = 0; r < passes_.size(); ++r) {
       if (next_[r] == passes_[r].size()) continue;
-      fail(ErrorCode::kInvalidArgument, "the order of passes cannot go on: pipeline rank ", r,
+      fail(ErrorCode::kConfig, "the order of passes cannot go on: pipeline rank ", r,
            " waits before ", name_of(passes_[r][next_[r]]), ", which nothing leads to");
     }
     fail(ErrorCode::kInternal, "the order of passes has ended");
@@ -169,37 +172,15 @@ class Lowering {
   const std::vector<Passes>& passes_;
   const PipelineShape& shape_;
   const std::size_t prefetch_;
-  std::map<Key, std::size_t> place_;  ///< of a pass among those of its rank
-  std::map<Key, bool> done_;
-  std::map<Key, bool> there_;       ///< what a pass needs of another stage
+  std::map<Place, std::size_t> place_;  ///< of a pass among those of its rank
+  std::set<Place> done_;
+  std::set<Place> there_;           ///< passes that have what they need of another stage
   std::vector<StagePass> waiting_;  ///< passes whose messages are to be sent
   std::vector<std::size_t> next_;   ///< by rank
   std::vector<std::vector<StageEvent>> events_;
 };
 
 }  // namespace
-
-std::string_view to_string(PipelineOrder order) { return row_of(order).name; }
-
-PipelineOrder parse_pipeline_order(std::string_view text) {
-  const auto found = std::ranges::find(kOrders, text, &OrderRow::name);
-  if (found != kOrders.end()) return found->order;
-  std::string names;
-  for (const OrderRow& row : kOrders) names += (names.empty() ? "" : ", ") + std::string(row.name);
-  fail(ErrorCode::kConfig, "there is no pipeline schedule '", text, "'; choose one of ", names);
-}
-
-int PipelineOptions::stage_of(int layer) const {
-  const auto after = std::ranges::upper_bound(first_layers, layer);
-  return std::max(0, static_cast<int>(after - first_layers.begin()) - 1);
-}
-
-std::vector<StagePass> pipeline_passes(PipelineOrder order, const PipelineShape& shape, int rank) {
-  require(shape.stages == shape.ranks, ErrorCode::kConfig, "pipeline schedule ", to_string(order),
-          " runs one stage on each pipeline rank, and there are ", shape.stages, " stages for ",
-          shape.ranks, shape.ranks == 1 ? " rank" : " ranks");
-  return row_of(order).passes(shape, rank);
-}
 
 std::vector<std::vector<StageEvent>> with_messages(
     const std::vector<std::vector<StagePass>>& passes, const PipelineShape& shape, int prefetch) {

@@ -105,6 +105,26 @@ void list_parts(Schedule& schedule, const ModelLayout& layout) {
   }
 }
 
+/// Whether each pipeline rank has stages.
+void check_stage_ranks(const PipelineOptions& pipeline, int ranks) {
+  const std::vector<int>& of_stages = pipeline.stage_ranks;
+  if (of_stages.empty()) {
+    require(pipeline.stages() % ranks == 0, ErrorCode::kConfig, pipeline.stages(),
+            " stages cannot be spread evenly over ", ranks, " pipeline ranks");
+    return;
+  }
+  require(std::ssize(of_stages) == pipeline.stages(), ErrorCode::kConfig, "the pipeline ranks of ",
+          of_stages.size(), " stages are given, and there are ", pipeline.stages(), " stages");
+  for (const int rank : of_stages) {
+    require(rank >= 0 && rank < ranks, ErrorCode::kConfig, "a stage is on pipeline rank ", rank,
+            ", and there are ", ranks);
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    require(std::ranges::find(of_stages, rank) != of_stages.end(), ErrorCode::kConfig,
+            "pipeline rank ", rank, " has no stage");
+  }
+}
+
 /// Whether the stages are layers, and pipeline ranks have them.
 void check_pipeline(const ModelLayout& layout, const PlanOptions& options) {
   const PipelineOptions& pipeline = options.pipeline;
@@ -113,8 +133,7 @@ void check_pipeline(const ModelLayout& layout, const PlanOptions& options) {
   require(pipeline.stages() <= layers, ErrorCode::kConfig, "a pipeline of ", pipeline.stages(),
           " stages needs as many layers, and the model has ", layers,
           " (the embedding and the head count); use ", layers, " stages or fewer");
-  require(pipeline.stages() % ranks == 0, ErrorCode::kConfig, pipeline.stages(),
-          " stages cannot be spread evenly over ", ranks, " pipeline ranks");
+  check_stage_ranks(pipeline, ranks);
   require(pipeline.rank >= 0 && pipeline.rank < ranks, ErrorCode::kInvalidArgument,
           "there is no pipeline rank ", pipeline.rank, " of ", ranks);
   require(pipeline.prefetch >= 0, ErrorCode::kConfig, "prefetch depths must be 0 or more");
@@ -172,7 +191,9 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
     }
   }
   schedule.units = schedule_units(layout, options.state());
-  schedule.layers = schedule_layers(layout, schedule.units, options.policy.split_backward);
+  schedule.layers =
+      schedule_layers(layout, schedule.units,
+                      options.policy.split_backward || splits_backward(options.pipeline.order));
   list_parts(schedule, layout);
   const auto passes = static_cast<std::int64_t>(schedule.layers.size()) * options.micro_steps;
   require(passes <= kMaxPasses, ErrorCode::kConfig, schedule.layers.size(), " layers in each of ",

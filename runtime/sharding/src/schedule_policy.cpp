@@ -84,6 +84,29 @@ void read_tensors(PlanOptions& options, PolicyWords words) {
   }
 }
 
+/// Of listed passes: those of pipeline ranks, one rank after the other.
+std::string write_passes(const PlanOptions& options) {
+  std::string text;
+  for (std::size_t rank = 0; rank < options.pipeline.listed.size(); ++rank) {
+    if (rank > 0) text += " |";
+    for (const StagePass& pass : options.pipeline.listed[rank]) {
+      text += concat(text.empty() ? "" : " ", to_string(pass));
+    }
+  }
+  return text;
+}
+
+void read_passes(PlanOptions& options, PolicyWords words) {
+  options.pipeline.listed.assign(1, {});
+  for (const std::string_view word : words) {
+    if (word == "|") {
+      options.pipeline.listed.emplace_back();
+    } else {
+      options.pipeline.listed.back().push_back(parse_stage_pass(word));
+    }
+  }
+}
+
 /// A list of numbers, which is left out where it is empty.
 template <typename Number, typename Get>
 PolicyRow numbers(std::string_view name, Get get) {
@@ -143,6 +166,9 @@ std::span<const PolicyRow> policy_rows() {
          o.pipeline.prefetch = read_number<int>(only(words));
        },
        false},
+      {"pipeline_passes", write_passes, read_passes, false},
+      numbers<int>(
+          "pipeline_stage_ranks", [](PlanOptions & o) -> auto& { return o.pipeline.stage_ranks; }),
       numbers<int>(
           "pipeline_stages", [](PlanOptions & o) -> auto& { return o.pipeline.first_layers; }),
       numbers<std::int64_t>(

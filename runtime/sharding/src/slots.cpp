@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <limits>
 #include <map>
 #include <string>
@@ -16,13 +17,13 @@
 // 1. What a cast leaves unchanged needs no buffer before it: a micro-step's gradient that becomes
 //    the sum as it is is written there.
 // 2. Contents for passes (whole parameters, gradients as layers write them) whose occupations on
-// the
-//    compute lane overlap need different slots. A chain of equal units gets a ring: one slot in use
-//    and `depth` ahead, and one more where a layer is kept while its successor is already there.
-//    A gradient that is sent occupies its slot until `depth` others have begun after its last
-//    write.
+//    the compute lane overlap need different slots. A chain of equal units gets a ring: one slot in
+//    use and `depth` ahead, and one more where a layer is kept while its successor is already
+//    there. A gradient that is sent occupies its slot until `depth` others have begun after its
+//    last write.
 // 3. Other contents have the slots of a ring in turn, one in use and `depth` ahead, each as large
-//    as the largest of them. Messages between pipeline ranks have no more slots than messages.
+//    as the largest of them. Messages between pipeline ranks have no more slots than messages, and
+//    more than `depth` ahead where the order of passes makes more before they can be received.
 namespace tessera {
 namespace {
 
@@ -40,6 +41,7 @@ struct Occupation {
   std::int64_t numel = 0;
   std::int64_t begin = 0, end = 0;  ///< occupied, both inclusive: positions as above
   std::size_t slot = 0;
+  int written = -1, read = -1;  ///< actions: the first that writes it, the last that reads it
 };
 
 /// Gives each the lowest slot that is free during its occupation, and returns the slots' sizes.
@@ -65,6 +67,28 @@ std::vector<std::int64_t> colour(std::vector<Occupation>& occupations) {
     taken[occupation->slot][occupation->begin] = occupation->end;
   }
   return sizes;
+}
+
+/// Gives each the slot that has been free for longest when it is written, of `least` or of more
+/// where so many are in use at once. Returns how many there are.
+std::size_t take_longest_free(std::vector<Occupation>& contents, std::size_t least) {
+  std::deque<std::size_t> free;
+  for (std::size_t slot = 0; slot < least; ++slot) free.push_back(slot);
+  std::size_t count = least;
+  std::vector<const Occupation*> taken;
+  for (Occupation& content : contents) {
+    std::ranges::sort(taken, {}, &Occupation::read);
+    std::erase_if(taken, [&](const Occupation* other) {
+      if (other->read > content.written) return false;
+      free.push_back(other->slot);
+      return true;
+    });
+    if (free.empty()) free.push_back(count++);
+    content.slot = free.front();
+    free.pop_front();
+    taken.push_back(&content);
+  }
+  return count;
 }
 
 /// What decides on the ring that a content is in, and the order of rings among buffers.
@@ -126,7 +150,7 @@ class Slots {
   void write_sums_directly();
   void find_occupations();
   void colour_ring(const RingKey& ring, std::vector<Occupation> contents);
-  void take_turns(const RingKey& ring, const std::vector<Occupation>& contents);
+  void take_turns(const RingKey& ring, std::vector<Occupation> contents);
   int add_slot(const RingKey& ring, std::size_t index, const ScheduleBuffer& like,
                std::int64_t numel);
   void replace_contents();
@@ -173,7 +197,8 @@ void Slots::find_occupations() {
   };
   std::vector<Place> places(schedule_.buffers.size());
   int passes = 0;  // so far
-  for (const Action& action : schedule_.actions) {
+  for (int index = 0; index < static_cast<int>(schedule_.actions.size()); ++index) {
+    const Action& action = schedule_.actions[static_cast<std::size_t>(index)];
     const bool is_pass = action.operation->is_pass;
     const int now = is_pass ? passes++ : passes;
     for (const Operand& operand : action.writes) {
@@ -183,17 +208,22 @@ void Slots::find_occupations() {
       if (place.ring == nullptr) {
         place.ring = &rings_[{buffer.kind, buffer.role, buffer.format, buffer.tier, buffer.tensor}];
         place.index = place.ring->size();
-        place.ring->push_back(
-            {.buffer = operand.buffer, .first = now, .last = now, .numel = buffer.numel});
+        place.ring->push_back({.buffer = operand.buffer,
+                               .first = now,
+                               .last = now,
+                               .numel = buffer.numel,
+                               .written = index});
       }
       Occupation& occupation = (*place.ring)[place.index];
       if (is_pass) occupation.last = now;
       if (action.operation == &operations::kReshard) occupation.last = now - 1;
     }
-    if (action.lane != Lane::kReduce) continue;
     for (const Operand& operand : action.reads) {
       const Place& place = places[static_cast<std::size_t>(operand.buffer)];
-      if (place.ring != nullptr) (*place.ring)[place.index].is_sent = true;
+      if (place.ring == nullptr) continue;
+      Occupation& occupation = (*place.ring)[place.index];
+      occupation.read = index;
+      if (action.lane == Lane::kReduce) occupation.is_sent = true;
     }
   }
 }
@@ -229,7 +259,7 @@ void Slots::colour_ring(const RingKey& ring, std::vector<Occupation> contents) {
   }
 }
 
-void Slots::take_turns(const RingKey& ring, const std::vector<Occupation>& contents) {
+void Slots::take_turns(const RingKey& ring, std::vector<Occupation> contents) {
   const bool of_disk = ring.kind == BufferKind::kStagingSlot ||
                        ring.kind == BufferKind::kStateSlot ||
                        (ring.kind == BufferKind::kUpdateSlot && ring.tier == Tier::kHost);
@@ -239,17 +269,20 @@ void Slots::take_turns(const RingKey& ring, const std::vector<Occupation>& conte
   const int depth = is_message ? schedule_.pipeline.prefetch
                     : of_disk  ? policy.prefetch_disk
                                : policy.prefetch_host;
-  const std::size_t count = is_message
-                                ? std::min(contents.size(), static_cast<std::size_t>(depth) + 1)
-                                : static_cast<std::size_t>(depth) + 1;
+  auto count = static_cast<std::size_t>(depth) + 1;
+  if (is_message) {
+    count = take_longest_free(contents, std::min(contents.size(), count));
+  } else {
+    for (std::size_t i = 0; i < contents.size(); ++i) contents[i].slot = i % count;
+  }
   const auto largest = std::ranges::max_element(contents, {}, &Occupation::numel)->numel;
   const ScheduleBuffer like = schedule_.buffers[static_cast<std::size_t>(contents.front().buffer)];
   std::vector<int> slots;
   for (std::size_t i = 0; i < count; ++i) {
     slots.push_back(add_slot(ring, i, like, largest));
   }
-  for (std::size_t i = 0; i < contents.size(); ++i) {
-    slot_of_[static_cast<std::size_t>(contents[i].buffer)] = slots[i % slots.size()];
+  for (const Occupation& content : contents) {
+    slot_of_[static_cast<std::size_t>(content.buffer)] = slots[content.slot];
   }
 }
 
@@ -321,7 +354,7 @@ void Slots::run() {
     if (ring.kind == BufferKind::kWholeSlot) {
       colour_ring(ring, std::move(contents));
     } else {
-      take_turns(ring, contents);
+      take_turns(ring, std::move(contents));
     }
   }
   replace_contents();

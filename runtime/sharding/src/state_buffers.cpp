@@ -46,7 +46,7 @@ void set_ranks(std::vector<ScheduleUnit>& units, const ModelLayout& layout,
   if (ranks == 1) return;
   std::vector<int> first(units.size(), -1);  // its layer
   for (int l = 0; l < static_cast<int>(layout.layers.size()); ++l) {
-    const int rank = options.pipeline.stage_of(l) % ranks;
+    const int rank = options.pipeline.rank_of_stage(options.pipeline.stage_of(l), ranks);
     const LayerLayout& layer = layout.layers[static_cast<std::size_t>(l)];
     for (const ParameterAddress& address : layer.parameters) {
       const auto u = static_cast<std::size_t>(address.unit);

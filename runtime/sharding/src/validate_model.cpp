@@ -58,8 +58,15 @@ class ModelCheck {
     if (pipeline.rank < 0 || pipeline.rank >= ranks) {
       add("the schedule is pipeline rank ", pipeline.rank, "'s, of ", ranks);
     }
-    if (pipeline.stages() % ranks != 0) {
+    if (pipeline.stage_ranks.empty() && pipeline.stages() % ranks != 0) {
       add(pipeline.stages(), " stages cannot be spread evenly over ", ranks, " pipeline ranks");
+    }
+    if (!pipeline.stage_ranks.empty() && std::ssize(pipeline.stage_ranks) != pipeline.stages()) {
+      add("the pipeline ranks of ", pipeline.stage_ranks.size(), " stages are given, of ",
+          pipeline.stages());
+    }
+    for (const int rank : pipeline.stage_ranks) {
+      if (rank < 0 || rank >= ranks) add("a stage is on pipeline rank ", rank, ", of ", ranks);
     }
     for (std::size_t s = 0; s < first.size(); ++s) {
       const bool in_order = s == 0 ? first[s] == 0 : first[s] > first[s - 1];

@@ -92,11 +92,11 @@ void add_fewer_ranks(const Remedy& base, std::vector<Remedy>& remedies) {
   const std::int64_t fewest =
       (division.micro_batches_per_step() + kMaxAccumulate - 1) / kMaxAccumulate;
   for (const std::int64_t ranks : ever_smaller(base.options.ranks, base.options.ranks, fewest)) {
-    if (ranks % base.options.pipeline.stages != 0) continue;
+    if (ranks % base.options.pipeline.ranks != 0) continue;
     Remedy remedy = base;
     remedy.options.ranks = static_cast<int>(ranks);
     remedy.options.accumulate =
-        static_cast<int>(*division.micro_steps_among(ranks / base.options.pipeline.stages));
+        static_cast<int>(*division.micro_steps_among(ranks / base.options.pipeline.ranks));
     remedy.words = concat("`ranks` ", ranks, " `accumulate` ", remedy.options.accumulate);
     remedies.push_back(std::move(remedy));
   }
@@ -108,16 +108,31 @@ bool may_use_fewer_ranks(const TrainerOptions& options) {
   return options.memory_limit_bytes == 0 && options.world == nullptr && options.ranks > 1;
 }
 
-/// Gives layers of the stage that needs most memory to the one that needs least, one after the
-/// other, and those in between pass as many on.
+/// Of a pipeline rank: its stage with the most layers, or with the fewest.
+std::size_t stage_of_rank(const TrainingPlan& plan, std::size_t rank, bool most) {
+  const PipelineOptions& pipeline = plan.step.ranks.front().pipeline;
+  const std::vector<int> own =
+      pipeline.stages_of_rank(static_cast<int>(rank), plan.options.pipeline.ranks);
+  const auto layers = [&](int stage) {
+    return plan.options.pipeline.layers.counts[static_cast<std::size_t>(stage)];
+  };
+  return static_cast<std::size_t>(most ? *std::ranges::max_element(own, {}, layers)
+                                       : *std::ranges::min_element(own, {}, layers));
+}
+
+/// Gives layers of the pipeline rank that needs most memory to the one that needs least, one after
+/// the other, and those in between pass as many on.
 void add_splits(const TrainingPlan& plan, std::vector<Remedy>& remedies) {
   const auto least = std::ranges::min_element(
       plan.stages, {}, [](const RankCosts& costs) { return costs.memory.total; });
-  const auto from = static_cast<std::size_t>(plan.largest_stage);
-  const auto to = static_cast<std::size_t>(least - plan.stages.begin());
+  const auto largest = static_cast<std::size_t>(plan.largest_stage);
+  const auto smallest = static_cast<std::size_t>(least - plan.stages.begin());
+  if (largest == smallest) return;
   Remedy remedy{"", plan.options};
   std::vector<int>& counts = remedy.options.pipeline.layers.counts;
-  while (from != to && counts[from] > 1) {
+  const std::size_t from = stage_of_rank(plan, largest, true);
+  const std::size_t to = stage_of_rank(plan, smallest, false);
+  while (counts[from] > 1) {
     --counts[from];
     ++counts[to];
     remedy.words = concat("`pipeline.layers` ", to_string(remedy.options.pipeline.layers));
@@ -130,7 +145,7 @@ std::vector<Remedy> remedies_for(const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
   const Remedy unchanged{"", options};
   std::vector<Remedy> remedies;
-  if (options.pipeline.stages > 1) add_splits(plan, remedies);
+  if (options.pipeline.stages() > 1) add_splits(plan, remedies);
   add_strategies(unchanged, remedies);
   for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
     if (recompute <= options.policy.recompute) continue;

@@ -66,7 +66,7 @@ StageLayers balanced_layers(const RunInputs& inputs, const TrainerOptions& optio
   const std::vector<double> costs = layer_costs(inputs, options);
   const std::vector<double> parameters = layer_parameters(inputs.model);
   const std::size_t layers = costs.size();
-  const auto stages = static_cast<std::size_t>(options.pipeline.stages);
+  const auto stages = static_cast<std::size_t>(options.pipeline.stages());
   require(stages <= layers, ErrorCode::kConfig, "pipeline is ", stages, ", but the model has ",
           layers, " layers, the embedding and the head among them, and a stage has one at least");
   std::vector<std::vector<Worst>> best(stages + 1, std::vector<Worst>(layers + 1));

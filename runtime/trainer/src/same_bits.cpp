@@ -10,7 +10,7 @@ namespace tessera {
 std::uint64_t hash_of_sums(const Model& model, const TrainerOptions& resolved) {
   TrainerOptions options = resolved;
   std::vector<int>& counts = options.pipeline.layers.counts;
-  const int stages = options.pipeline.stages, layers = static_cast<int>(model.layers.size());
+  const int stages = options.pipeline.stages(), layers = static_cast<int>(model.layers.size());
   if (stages > 1 && counts.empty()) {  // no sum depends on where the layers are cut
     counts.assign(static_cast<std::size_t>(stages), 1);
     counts.back() = layers - stages + 1;

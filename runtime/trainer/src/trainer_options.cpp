@@ -96,17 +96,20 @@ namespace {
 
 void check_pipeline(TrainerOptions& options) {
   PipelineSplit& pipeline = options.pipeline;
-  require(options.ranks % pipeline.stages == 0, ErrorCode::kConfig, "pipeline is ", pipeline.stages,
+  require(options.ranks % pipeline.ranks == 0, ErrorCode::kConfig, "pipeline is ", pipeline.ranks,
           ", but ranks is ", options.ranks,
-          ": each stage has the same number of ranks; choose a `pipeline.stages` that divides the "
+          ": each stage has the same number of ranks; choose a `pipeline.ranks` that divides the "
           "ranks");
+  pipeline = resolved(pipeline);
+  const int stages = pipeline.stages();
   const std::vector<int>& counts = pipeline.layers.counts;
-  require(counts.empty() || static_cast<int>(counts.size()) == pipeline.stages, ErrorCode::kConfig,
-          "pipeline_split has ", counts.size(), " stages, but pipeline is ", pipeline.stages);
-  require(pipeline.stages == 1 || pipeline.tied_apart.value_or(true), ErrorCode::kConfig,
-          "tied_apart is false, and pipeline is ", pipeline.stages,
-          ": stages add up their gradients of tied parameters apart");
-  pipeline.tied_apart = pipeline.tied_apart.value_or(pipeline.stages > 1);
+  require(counts.empty() || static_cast<int>(counts.size()) == stages, ErrorCode::kConfig,
+          "pipeline_split has ", counts.size(), " stages, but there are ", stages, " on ",
+          pipeline.ranks, pipeline.ranks == 1 ? " pipeline rank" : " pipeline ranks");
+  require(stages == 1 || pipeline.tied_apart.value_or(true), ErrorCode::kConfig,
+          "tied_apart is false, and there are ", stages,
+          " stages, which add up their gradients of tied parameters apart");
+  pipeline.tied_apart = pipeline.tied_apart.value_or(stages > 1);
 }
 
 }  // namespace
@@ -140,10 +143,10 @@ TrainerOptions resolved(TrainerOptions options) {
   }
   const int replicas = options.replicas > 0
                            ? options.replicas
-                           : default_replicas(strategy, options.ranks / options.pipeline.stages,
+                           : default_replicas(strategy, options.ranks / options.pipeline.ranks,
                                               options.ranks_per_node);
   options.replicas =
-      make_mesh(options.ranks / options.pipeline.stages, replicas).size(Axis::kReplicate);
+      make_mesh(options.ranks / options.pipeline.ranks, replicas).size(Axis::kReplicate);
   if (options.threads_per_rank == 0) {
     options.threads_per_rank = default_threads(options);
   }
@@ -151,9 +154,9 @@ TrainerOptions resolved(TrainerOptions options) {
 }
 
 Mesh mesh_of(const TrainerOptions& options) {
-  const int stages = options.pipeline.stages;
-  Mesh mesh = make_mesh(options.ranks / stages, std::max(options.replicas, 1));
-  mesh.set_size(Axis::kPipeline, stages);
+  const int pipeline_ranks = options.pipeline.ranks;
+  Mesh mesh = make_mesh(options.ranks / pipeline_ranks, std::max(options.replicas, 1));
+  mesh.set_size(Axis::kPipeline, pipeline_ranks);
   return mesh;
 }
 
@@ -212,37 +215,6 @@ StepRange parse_step_range(std::string_view text) {
       ErrorCode::kConfig, "'", text,
       "' names no steps; write them like 3-5, or 7 for one step, counted from 1");
   return steps;
-}
-
-std::vector<int> StageLayers::first_layers() const {
-  std::vector<int> first;
-  int next = 0;
-  for (const int count : counts) {
-    first.push_back(next);
-    next += count;
-  }
-  return first;
-}
-
-std::string to_string(const StageLayers& layers) {
-  std::string text;
-  for (const int count : layers.counts) text += concat(text.empty() ? "" : ",", count);
-  return text;
-}
-
-StageLayers parse_stage_layers(std::string_view text) {
-  StageLayers layers;
-  const char* const end = text.data() + text.size();
-  for (const char* next = text.data(); next < end;) {
-    int count = 0;
-    const auto read = std::from_chars(next, end, count);
-    require(read.ec == std::errc() && count >= 1 && (read.ptr == end || *read.ptr == ','),
-            ErrorCode::kConfig, "'", text,
-            "' is no split of layers; write how many each stage has, like 4,5,2");
-    layers.counts.push_back(count);
-    next = read.ptr + (read.ptr == end ? 0 : 1);
-  }
-  return layers;
 }
 
 std::string_view to_string(ActivationOffload offload) {

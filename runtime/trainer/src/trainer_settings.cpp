@@ -38,11 +38,11 @@ constexpr auto choices_of(AttentionBackend) {
 constexpr auto choices_of(ActivationOffload) {
   return std::array{ActivationOffload::kNone, ActivationOffload::kHost};
 }
-constexpr auto choices_of(PipelineOrder) {
-  return std::array{PipelineOrder::kOneForwardOneBackward, PipelineOrder::kGPipe};
-}
 static void parse_into(std::string_view text, StageLayers& layers) {
   layers = parse_stage_layers(text);
+}
+static void parse_into(std::string_view text, PipelineSchedule& schedule) {
+  schedule = parse_pipeline_schedule(text);
 }
 static void parse_into(std::string_view text, WrapPolicy& policy) {
   policy = parse_wrap_policy(text);
@@ -73,6 +73,7 @@ void check_trainable_strategy(const json& value) {
 }
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
 void check_layers(const json& value) { parse_stage_layers(value.get<std::string>()); }
+void check_schedule(const json& value) { parse_pipeline_schedule(value.get<std::string>()); }
 void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
 void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
 void check_offload_to_host(const json& value) {
@@ -208,15 +209,24 @@ std::vector<Row> pipeline_rows() {
   return in_group(
       "Pipeline",
       {
-          bound<&O::pipeline, &P::stages>(
+          bound<&O::pipeline, &P::ranks>(
               "pipeline",
-              "stages, which divide the layers and pass micro-steps on to one another; each has "
-              "ranks / stages of the ranks, over which `strategy` spreads its training state",
+              "pipeline ranks, which divide the layers into stages and pass micro-steps on to one "
+              "another; each is ranks / pipeline of the ranks, over which `strategy` spreads its "
+              "training state",
               {.minimum = 1, .maximum = kMaxRanks}),
-          bound<&O::pipeline, &P::order>(
+          text_row<&O::pipeline, &P::schedule>(
               "pipeline_schedule",
               "in which order stages pass micro-steps: 1f1b (a backward after each forward once "
-              "the pipeline is full) or gpipe (all forwards first, which keeps more activations)"),
+              "the pipeline is full), interleaved (the same with several stages on each pipeline "
+              "rank), gpipe (all forwards first, which keeps more activations), zb-h1 (1f1b, with "
+              "weight gradients where it would wait), zb-v (the same with the first and the last "
+              "stage on one rank), or a .csv file with a row of passes for each pipeline rank, in "
+              "PyTorch's compute_only form [1f1b; with virtual_stages interleaved]",
+              check_schedule, MustAgree::kAll),
+          bound<&O::pipeline, &P::virtual_stages>(
+              "virtual_stages", "stages on each pipeline rank [0: 1; of interleaved and zb-v 2]",
+              {.minimum = 0, .maximum = kMaxRanks}),
           text_row<&O::pipeline, &P::layers>(
               "pipeline_split",
               "layers of each stage, like 4,5,2; the embedding and the head are layers [such that "

@@ -21,7 +21,7 @@ namespace tessera {
 namespace {
 
 /// Stages work at the same time on as many micro-steps.
-int evaluation_micro_steps(const TrainerOptions& options) { return options.pipeline.stages; }
+int evaluation_micro_steps(const TrainerOptions& options) { return options.pipeline.ranks; }
 
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
@@ -111,7 +111,7 @@ void check_stages(const TrainerOptions& options, const Model& model) {
 std::string price_note(const TrainingPlan& plan, const RunInputs& inputs) {
   const TrainerOptions& options = plan.options;
   const Schedule& schedule = plan.step.ranks.front();
-  const bool reduces_each = options.pipeline.stages > 1 && options.accumulate > 1 &&
+  const bool reduces_each = options.pipeline.stages() > 1 && options.accumulate > 1 &&
                             !options.accumulate_unsharded &&
                             schedule.mesh.size(schedule.placement.gradient) > 1;
   if (!reduces_each) return "";
@@ -156,7 +156,7 @@ void account(TrainingPlan& plan, const BatchSource& given) {
       }
     }
     if (!plan.options.checkpoints.folder.empty()) {
-      const int rank = static_cast<int>(p) * (plan.options.ranks / plan.options.pipeline.stages);
+      const int rank = static_cast<int>(p) * (plan.options.ranks / plan.options.pipeline.ranks);
       const bool stochastic_rounding = plan.options.optimizer.stochastic_rounding;
       costs.checkpoint_bytes =
           describe_file(saved_parameters(plan.layout, state, stochastic_rounding), plan.layout,
@@ -180,22 +180,33 @@ void account(TrainingPlan& plan, const BatchSource& given) {
 
 /// Whether updates depend on all gradients. Without stages the norm is there when they begin.
 static bool needs_norm(const TrainerOptions& options) {
-  return options.pipeline.stages == 1 || options.optimizer.clip_norm > 0.0 ||
+  return options.pipeline.stages() == 1 || options.optimizer.clip_norm > 0.0 ||
          loss_scaling(options.loss_scale).has_value();
 }
 
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
   return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
                      flat_alignment(optimizer_tensors(options.optimizer)),
-                     options.pipeline.tied_apart.value_or(options.pipeline.stages > 1));
+                     options.pipeline.tied_apart.value_or(options.pipeline.stages() > 1));
+}
+
+/// Without the sizes of inputs.
+static PipelineOptions pipeline_options(const TrainerOptions& options) {
+  const PipelineSplit& split = options.pipeline;
+  PipelineOptions result{.first_layers = split.layers.first_layers(), .prefetch = split.prefetch};
+  if (split.stages() == 1) return result;
+  result.order = *split.schedule.order;
+  result.listed = split.schedule.listed;
+  result.stage_ranks = result.listed.empty()
+                           ? stage_ranks(result.order, split.ranks, split.stages())
+                           : stage_ranks(result.listed);
+  return result;
 }
 
 PlanOptions plan_options(const TrainerOptions& options) {
   return {.mesh = mesh_of(options),
           .placement = *options.placement,
-          .pipeline = {.first_layers = options.pipeline.layers.first_layers(),
-                       .order = options.pipeline.order,
-                       .prefetch = options.pipeline.prefetch},
+          .pipeline = pipeline_options(options),
           .reshard_after_forward = *options.reshard_after_forward,
           .reduction_order = options.reduction_order,
           .parameter_dtype = options.precision,
@@ -217,7 +228,7 @@ PlanOptions plan_options(const TrainerOptions& options, const RunInputs& inputs,
                          const ModelLayout& layout) {
   PlanOptions result = plan_options(options);
   const bool offloads = options.offload_activations == ActivationOffload::kHost;
-  if (!offloads && options.pipeline.stages == 1) return result;
+  if (!offloads && options.pipeline.stages() == 1) return result;
   const std::vector<std::int64_t> numels = layer_input_numels(
       inputs.model, layout, inputs.source, options.micro_batch, options.precision);
   if (offloads) result.offload_activations = numels;
@@ -301,7 +312,7 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
     result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);
   }
   require(result.options.offload_gradients.disk == 0.0, ErrorCode::kConfig, kNoGradientsOnDisk);
-  if (result.options.pipeline.stages > 1 && result.options.pipeline.layers.counts.empty()) {
+  if (result.options.pipeline.stages() > 1 && result.options.pipeline.layers.counts.empty()) {
     result.options.pipeline.layers = balanced_layers(inputs, result.options);
   }
   check_stages(result.options, model);

@@ -50,15 +50,35 @@ std::string verdict(std::int64_t predicted, std::int64_t measured) {
   return (more > 0 ? "+" : "") + with_commas(more) + " B";
 }
 
-/// "embedding to h.3".
-std::string layers_of_stage(const TrainingPlan& plan, std::size_t stage) {
-  const Schedule& schedule = plan.step.ranks[stage];
-  const LayerRange range = schedule.layers_of(static_cast<int>(stage));
+/// The stages of a pipeline rank, as rows of tables tell them.
+struct StagesOfRank {
+  std::string stages;       ///< "0", "0, 4"
+  int layers = 0;           ///< how many
+  std::string layer_names;  ///< "embedding to h.3, h.8 to h.11"
+};
+
+StagesOfRank stages_of_rank(const TrainingPlan& plan, std::size_t pipeline_rank) {
+  const Schedule& schedule = plan.step.ranks[pipeline_rank];
   const auto name = [&](int layer) {
     return schedule.layers[static_cast<std::size_t>(layer)].name;
   };
-  return range.end - range.begin == 1 ? name(range.begin)
-                                      : concat(name(range.begin), " to ", name(range.end - 1));
+  StagesOfRank own;
+  for (const int stage : schedule.pipeline.stages_of_rank(static_cast<int>(pipeline_rank),
+                                                          schedule.pipeline_ranks())) {
+    const LayerRange range = schedule.layers_of(stage);
+    const std::string_view separator = own.stages.empty() ? "" : ", ";
+    own.stages += concat(separator, stage);
+    own.layers += range.end - range.begin;
+    own.layer_names += concat(separator, name(range.begin));
+    if (range.end - range.begin > 1) own.layer_names += " to " + name(range.end - 1);
+  }
+  return own;
+}
+
+/// "stage 1", or where ranks have several "pipeline rank 1".
+std::string largest_stage_text(const TrainingPlan& plan) {
+  const bool one_each = plan.options.pipeline.stages() == static_cast<int>(plan.stages.size());
+  return concat(one_each ? "stage " : "pipeline rank ", plan.largest_stage);
 }
 
 std::int64_t total_sent(const Traffic& traffic) {
@@ -73,13 +93,14 @@ void print_stages_comparison(std::ostream& out, const TrainingPlan& plan,
   for (std::size_t s = 0; s < summary.stages.size(); ++s) {
     const TrainingSummary::Stage& stage = summary.stages[s];
     const std::int64_t sent = total_sent(stage.counted_traffic);
-    table.add({std::to_string(s), std::to_string(plan.options.pipeline.layers.counts[s]),
-               layers_of_stage(plan, s), format_bytes(stage.measured_memory.total),
+    const StagesOfRank own = stages_of_rank(plan, s);
+    table.add({own.stages, std::to_string(own.layers), own.layer_names,
+               format_bytes(stage.measured_memory.total),
                verdict(stage.predicted_memory.total, stage.measured_memory.total),
                format_bytes(sent), verdict(total_sent(stage.predicted_traffic), sent)});
   }
   table.print(out);
-  out << "of stage " << plan.largest_stage << ", which needs most memory:\n";
+  out << "of " << largest_stage_text(plan) << ", which needs most memory:\n";
 }
 
 void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) {
@@ -146,10 +167,11 @@ std::string exposed_share(const TimelineSummary& timeline) {
 
 std::string describe_ranks(const TrainerOptions& options) {
   std::string text = options.strategy + " on " + counted(options.ranks, "rank");
-  if (const PipelineSplit& pipeline = options.pipeline; pipeline.stages > 1) {
-    text +=
-        concat(", ", pipeline.stages, " stages of ", options.ranks / pipeline.stages, " in ",
-               to_string(pipeline.order), " order with ", to_string(pipeline.layers), " layers");
+  if (const PipelineSplit& pipeline = options.pipeline; pipeline.stages() > 1) {
+    text += concat(", ", pipeline.stages(), " stages on ", pipeline.ranks, " pipeline ranks");
+    if (options.ranks > pipeline.ranks) text += concat(" of ", options.ranks / pipeline.ranks);
+    text += concat(" in ", to_string(pipeline.schedule), " order with ", to_string(pipeline.layers),
+                   " layers");
   }
   if (options.replicas > 1 || find_strategy(options.strategy).hybrid) {
     text += " (" + counted(options.replicas, "replica") + " of " +
@@ -273,11 +295,12 @@ void print_stages(std::ostream& out, const TrainingPlan& plan) {
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     const RankCosts& costs = plan.stages[s];
     const std::int64_t sent = total_sent(costs.traffic);
-    table.add({std::to_string(s), std::to_string(plan.options.pipeline.layers.counts[s]),
-               layers_of_stage(plan, s), format_bytes(costs.memory.total), format_bytes(sent)});
+    const StagesOfRank own = stages_of_rank(plan, s);
+    table.add({own.stages, std::to_string(own.layers), own.layer_names,
+               format_bytes(costs.memory.total), format_bytes(sent)});
   }
   table.print(out);
-  out << "\nof stage " << plan.largest_stage << ", which needs most memory:\n";
+  out << "\nof " << largest_stage_text(plan) << ", which needs most memory:\n";
 }
 
 void print_memory(std::ostream& out, const TrainingPlan& plan) {

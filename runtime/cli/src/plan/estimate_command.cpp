@@ -101,11 +101,11 @@ std::vector<LoadRow> load_rows(const Model& model, const std::vector<std::string
   return rows;
 }
 
-/// The needs of one rank of a stage, from the plan.
+/// The needs of one rank of a pipeline rank, from the plan.
 struct PlanRow {
   std::string strategy, precision;
   int ranks = 1;
-  int stage = 0;
+  int pipeline_rank = 0;
   std::array<MemoryPeak, kRecomputes.size()> peaks{};
   std::array<std::int64_t, kRecomputes.size()> device_bytes{};
 };
@@ -155,8 +155,8 @@ PlanRows plan_rows(const Request& request) {
                           options.ranks, static_cast<int>(stage)});
     }
     for (PlanRow& row : std::span(all.rows).last(stages)) {
-      row.peaks.at(column) = run.plan.stages[static_cast<std::size_t>(row.stage)].memory;
-      row.device_bytes.at(column) = device_bytes(run.plan, row.stage);
+      row.peaks.at(column) = run.plan.stages[static_cast<std::size_t>(row.pipeline_rank)].memory;
+      row.device_bytes.at(column) = device_bytes(run.plan, row.pipeline_rank);
     }
   };
   for (const std::string& text : request.ranks) {
@@ -202,7 +202,7 @@ void print_json(const Request& request, const Estimate& estimate) {
     for (std::size_t r = 0; r < kRecomputes.size(); ++r) {
       training.push_back({{"strategy", row.strategy},
                           {"ranks", row.ranks},
-                          {"stage", row.stage},
+                          {"pipeline_rank", row.pipeline_rank},
                           {"precision", row.precision},
                           {"recompute", to_string(kRecomputes[r])},
                           {"peak_bytes", to_json(row.peaks[r])},
@@ -258,11 +258,11 @@ void print_text(const Request& request, const Estimate& estimate) {
              kColumns)
       << "\n\n";
   std::vector<std::string> titles{"strategy", "ranks", "precision", "none", "selective", "full"};
-  if (staged) titles.insert(titles.begin() + 2, "stage");
+  if (staged) titles.insert(titles.begin() + 2, "pipeline rank");
   TextTable training(titles);
   for (const PlanRow& row : estimate.plans.rows) {
     std::vector<std::string> cells{row.strategy, std::to_string(row.ranks)};
-    if (staged) cells.push_back(std::to_string(row.stage));
+    if (staged) cells.push_back(std::to_string(row.pipeline_rank));
     cells.push_back(row.precision);
     for (const std::int64_t bytes : row.device_bytes) cells.push_back(format_bytes(bytes));
     training.add(cells);
@@ -332,8 +332,13 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
   app.add_option("--precision", request->precisions, "fp32, bf16, fp16: one or several")
       ->delimiter(',');
   add("--micro-batch", "micro_batch", "samples per micro-step and rank")->type_name("N");
-  add("--pipeline", "pipeline", "stages of a pipeline; each has a row [1]")->type_name("N");
-  add("--pipeline-schedule", "pipeline_schedule", "1f1b or gpipe [1f1b]")->type_name("TEXT");
+  add("--pipeline", "pipeline",
+      "pipeline ranks, which have stages of the model; each has a row [1]")
+      ->type_name("N");
+  add("--pipeline-schedule", "pipeline_schedule",
+      "1f1b, interleaved, gpipe, zb-h1, zb-v or a file of passes [1f1b]")
+      ->type_name("TEXT");
+  add("--virtual-stages", "virtual_stages", "stages on each pipeline rank [1]")->type_name("N");
   add("--pipeline-split", "pipeline_split", "layers of each stage, as 3,4,4,3 [balanced by time]")
       ->type_name("LIST");
   add("--accumulate", "accumulate",

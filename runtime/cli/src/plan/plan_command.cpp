@@ -19,6 +19,7 @@
 #include "settings/sweep.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/gradient_sums.h"
+#include "tessera/sharding/groups.h"
 #include "tessera/sharding/passes.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
@@ -76,7 +77,14 @@ nlohmann::ordered_json stages_to_json(const TrainingPlan& plan) {
   auto stages = nlohmann::ordered_json::array();
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     const RankCosts& costs = plan.stages[s];
-    stages.push_back({{"layers", plan.options.pipeline.layers.counts[s]},
+    const std::vector<int> own = plan.step.ranks[s].pipeline.stages_of_rank(
+        static_cast<int>(s), plan.options.pipeline.ranks);
+    int layers = 0;
+    for (const int stage : own) {
+      layers += plan.options.pipeline.layers.counts[static_cast<std::size_t>(stage)];
+    }
+    stages.push_back({{"stages", own},
+                      {"layers", layers},
                       {"peak_bytes", to_json(costs.memory)},
                       {"host_bytes", costs.host_memory.total},
                       {"disk_bytes", costs.disk_bytes},
@@ -306,7 +314,9 @@ int run_plan(Config config) {
     if (format == "text") {
       for (const Schedule& schedule : plan.step.ranks) {
         out << "\n";
-        if (plan.stages.size() > 1) out << "stage " << schedule.pipeline.rank << "\n";
+        if (plan.stages.size() > 1) {
+          out << rank_in_words(schedule, schedule.pipeline.rank) << "\n";
+        }
         print_actions(out, schedule, config.get<bool>("actions"));
       }
     }

@@ -40,7 +40,7 @@ constexpr std::array kFlags{
     Pair{"overwrite", "--overwrite"},
     Pair{"packing", "--packing"},
     Pair{"pipeline.layers", "--pipeline-split"},
-    Pair{"pipeline.stages", "--pipeline"},
+    Pair{"pipeline.ranks", "--pipeline"},
     Pair{"policy.recompute", "--recompute"},
     Pair{"rendezvous.address", "--main-address"},
     Pair{"rendezvous.port", "--main-port"},

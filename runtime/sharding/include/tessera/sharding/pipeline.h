@@ -12,17 +12,55 @@ namespace tessera {
 enum class PipelineOrder : std::uint8_t {
   kGPipe,                  ///< all forwards, then all backwards
   kOneForwardOneBackward,  ///< "1f1b": a backward follows each forward once the pipeline is full
+  kInterleaved,            ///< the same with several stages on each rank, in groups of micro-steps
+  kZeroBubble,             ///< "zb-h1": 1f1b whose weight gradients fill the time of waiting
+  kZeroBubbleV,            ///< "zb-v": two stages on each rank, the first and the last on the first
+  kListed,                 ///< PipelineOptions::listed says it
 };
+/// "listed" of kListed, which no setting names.
 std::string_view to_string(PipelineOrder order);
 /// Throws Error{kConfig} that lists the names.
 PipelineOrder parse_pipeline_order(std::string_view text);
+/// Stages on each rank where nobody says how many.
+int usual_virtual_stages(PipelineOrder order);
+/// Whether backward is two passes, of which the second, for weights, may come later.
+bool splits_backward(PipelineOrder order);
+
+/// What a pass does with its micro-step.
+enum class PassKind : std::uint8_t {
+  kForward,
+  kBackward,        ///< gradients of the stage's input and of its weights
+  kBackwardInput,   ///< the first part of it: of the input
+  kBackwardWeight,  ///< the second part: of the weights
+};
+
+/// One pass of a micro-step through the layers of a stage.
+struct StagePass {
+  int stage = 0;
+  int micro_step = 0;
+  PassKind kind = PassKind::kForward;
+  bool operator==(const StagePass&) const = default;
+
+  /// Whether it makes the gradient of the stage's input.
+  bool is_backward() const {
+    return kind == PassKind::kBackward || kind == PassKind::kBackwardInput;
+  }
+};
+/// "2F0": stage 2, forward of micro-step 0; B is a backward, I and W are its parts. As PyTorch
+/// writes actions of its pipeline schedules.
+std::string to_string(const StagePass& pass);
+/// Inverse of it. Throws Error{kConfig}.
+StagePass parse_stage_pass(std::string_view text);
 
 /// How the layers of a model are divided into stages, and which pipeline rank runs which of them.
-/// Stage s runs on pipeline rank s modulo the mesh's pipeline axis.
 struct PipelineOptions {
   /// By stage: its first layer; the first stage's is 0. Empty: all layers are one stage.
   std::vector<int> first_layers{};
+  /// By stage: the pipeline rank that runs it. Empty: s modulo the mesh's pipeline axis.
+  std::vector<int> stage_ranks{};
   PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
+  /// Of kListed: the passes of a step that trains, by pipeline rank.
+  std::vector<std::vector<StagePass>> listed{};
   /// Messages that a rank may receive ahead of the one that it uses, in each direction, and may
   /// have on their way to others.
   int prefetch = 1;
@@ -34,16 +72,19 @@ struct PipelineOptions {
   int stages() const { return first_layers.empty() ? 1 : static_cast<int>(first_layers.size()); }
   /// The stage of a layer.
   int stage_of(int layer) const;
+  /// The pipeline rank, of `ranks`, that runs a stage.
+  int rank_of_stage(int stage, int ranks) const {
+    return stage_ranks.empty() ? stage % ranks : stage_ranks[static_cast<std::size_t>(stage)];
+  }
+  /// The stages that it runs.
+  std::vector<int> stages_of_rank(int rank, int ranks) const;
   bool operator==(const PipelineOptions&) const = default;
 };
 
-/// One pass of a micro-step through the layers of a stage.
-struct StagePass {
-  int stage = 0;
-  int micro_step = 0;
-  bool backward = false;
-  bool operator==(const StagePass&) const = default;
-};
+/// PipelineOptions::stage_ranks of an order: empty, but where stages do not go round.
+std::vector<int> stage_ranks(PipelineOrder order, int ranks, int stages);
+/// The same of listed passes. Throws Error{kConfig} if a stage is on two ranks, or on none.
+std::vector<int> stage_ranks(const std::vector<std::vector<StagePass>>& listed);
 
 /// What an order knows of a pipeline.
 struct PipelineShape {
@@ -53,14 +94,26 @@ struct PipelineShape {
   bool trains = true;  ///< else there are forwards only
   /// Stages before it have no backward, and get no gradients.
   int first_backward_stage = 0;
+  std::vector<int> stage_ranks{};  ///< as PipelineOptions has it
 
-  int rank_of(int stage) const { return stage % ranks; }
+  int rank_of(int stage) const {
+    return stage_ranks.empty() ? stage % ranks : stage_ranks[static_cast<std::size_t>(stage)];
+  }
+  bool has_backward(int stage) const { return trains && stage >= first_backward_stage; }
   bool operator==(const PipelineShape&) const = default;
 };
 
-/// The passes of one pipeline rank, in their order. Throws Error{kConfig} unless each rank has one
-/// stage.
+/// The passes of one pipeline rank, in their order. Throws Error{kConfig} if the order cannot run
+/// so many stages on a rank, or is kListed.
 std::vector<StagePass> pipeline_passes(PipelineOrder order, const PipelineShape& shape, int rank);
+/// The passes of all pipeline ranks. Throws Error{kConfig}, the same or as check_passes() does.
+std::vector<std::vector<StagePass>> pipeline_passes(const PipelineOptions& pipeline,
+                                                    const PipelineShape& shape);
+
+/// Throws Error{kConfig} that names rank and pass unless each stage does, on its rank, one forward
+/// of each micro-step and behind it one backward, in one pass or in two, and adds up the gradients
+/// of its weights in the order of micro-steps.
+void check_passes(const std::vector<std::vector<StagePass>>& passes, const PipelineShape& shape);
 
 /// What a pipeline rank does, in the order in which its host issues it.
 struct StageEvent {
@@ -77,9 +130,10 @@ struct StageEvent {
 /// Adds to the passes of all ranks the messages between them: what a forward makes goes to the next
 /// stage, what a backward makes to the stage before, between stages of one rank no message. A
 /// message is sent when it is there and its receiver is at most `prefetch` passes away from using
-/// it. All ranks' events together are the events of one list, from which each rank has its own in
-/// the same order: so they cannot wait for one another in a circle, even where each event blocks
-/// its rank. Throws Error{kInvalidArgument} that names a pass if the passes cannot go on.
+/// it; a rank receives those of one direction in the order in which it uses them. All ranks' events
+/// together are the events of one list, from which each rank has its own in the same order: so they
+/// cannot wait for one another in a circle, even where each event blocks its rank. Throws
+/// Error{kConfig} that names a pass if the passes cannot go on.
 std::vector<std::vector<StageEvent>> with_messages(
     const std::vector<std::vector<StagePass>>& passes, const PipelineShape& shape, int prefetch);
 

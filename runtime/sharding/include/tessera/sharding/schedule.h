@@ -305,7 +305,9 @@ struct Schedule : PlanOptions {
   }
   int pipeline_ranks() const { return mesh.size(Axis::kPipeline); }
   /// The pipeline rank that runs a layer.
-  int rank_of(int layer) const { return pipeline.stage_of(layer) % pipeline_ranks(); }
+  int rank_of(int layer) const {
+    return pipeline.rank_of_stage(pipeline.stage_of(layer), pipeline_ranks());
+  }
   /// Whether this pipeline rank runs a layer.
   bool is_here(int layer) const {
     return layer >= 0 && layer < static_cast<int>(layers.size()) && rank_of(layer) == pipeline.rank;

@@ -113,10 +113,20 @@ struct StageLayers {
   std::vector<int> first_layers() const;
 };
 
+/// In which order stages pass micro-steps: one that has a name, or passes that a file lists.
+struct PipelineSchedule {
+  /// Unset: 1f1b, or with several stages on a rank interleaved.
+  std::optional<PipelineOrder> order{};
+  std::string file{};                            ///< of kListed: its path
+  std::vector<std::vector<StagePass>> listed{};  ///< what it has; see parse_pipeline_csv()
+};
+
 /// How layers are divided among ranks that pass micro-steps on to one another.
 struct PipelineSplit {
-  int stages = 1;  ///< divides the ranks; each stage has ranks / stages of them
-  PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
+  int ranks = 1;  ///< pipeline ranks; each is ranks / pipeline.ranks of a run's ranks
+  /// Stages on each pipeline rank; 0: as the schedule usually has, see usual_virtual_stages().
+  int virtual_stages = 0;
+  PipelineSchedule schedule{};
   int prefetch = 1;  ///< see PipelineOptions
   /// Layers of each stage, the embedding and the head among them; empty: such that the slowest
   /// stage is as fast as it can be, see balanced_layers(). A plan has them.
@@ -124,7 +134,13 @@ struct PipelineSplit {
   /// Gradients of tied parameters are added up apart for each layer and then added once, as a
   /// pipeline must, which changes bits; see make_layout(). Unset: with several stages.
   std::optional<bool> tied_apart{};
+
+  /// Of resolved options.
+  int stages() const;
 };
+/// With its schedule and the number of stages filled in. Throws Error{kConfig} if the passes of a
+/// file are of other ranks.
+PipelineSplit resolved(PipelineSplit pipeline);
 
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
@@ -270,6 +286,10 @@ StepRange parse_step_range(std::string_view text);  ///< Throws Error{kConfig}.
 /// "4,5,2".
 std::string to_string(const StageLayers& layers);
 StageLayers parse_stage_layers(std::string_view text);  ///< Throws Error{kConfig}.
+std::string to_string(const PipelineSchedule& schedule);
+/// An order by its name, or a file: a path that ends in ".csv". "": none. Throws Error{kConfig},
+/// and Error{kNotFound} or Error{kIo} if the file cannot be read.
+PipelineSchedule parse_pipeline_schedule(std::string_view text);
 
 /// "none", "host".
 std::string_view to_string(ActivationOffload offload);
