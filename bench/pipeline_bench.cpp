@@ -1,16 +1,18 @@
 // The bubble of a pipeline: how much of their time its ranks wait for each other in a step.
 //
-//   pipeline_bench [--model gpt2-tiny] [--layers N] [--stages 2,4] [--micro-steps M] [--order 1f1b]
-//                  [--micro-batch B] [--sequence-length L] [--steps S] [--json]
+//   pipeline_bench [--model gpt2-tiny] [--layers N] [--ranks 2,4] [--micro-steps M] [--order 1f1b]
+//                  [--virtual-stages V] [--micro-batch B] [--sequence-length L] [--steps S]
+//                  [--json]
 //
-// Stages are ranks of one process, one thread each, with as many blocks each as possible. More of
-// them than cores would wait for cores, not for each other. So what is measured is the CPU time of
+// Pipeline ranks are ranks of one process, one thread each; stages have equally many blocks. More
+// ranks than cores would wait for cores, not for each other. So what is measured is the CPU time of
 // each action of the compute lanes, and the step that these come to is played on virtual clocks, in
-// which ranks compute side by side: measured. Beside it the same step with equal stages, (S-1) /
-// (M+S-1) of it in closed form, and with the blocks' mean times in place of each one's: what a
-// planner knows that has timed a block. The first and the last stage also have embedding and head.
+// which ranks compute side by side: measured. Beside it is the same step with the blocks' mean
+// times in place of each one's: what a planner knows that has timed a block. The first and the last
+// stage also have embedding and head.
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -32,9 +34,10 @@ namespace {
 struct Options {
   std::string model = "gpt2-tiny";
   std::int64_t layers = 8;
-  std::vector<std::int64_t> stages{2, 4};
+  std::vector<std::int64_t> ranks{2, 4};
   int micro_steps = 8;
   std::string order = "1f1b";
+  int virtual_stages = 0;  ///< 0: as the order usually has
   std::int64_t micro_batch = 4;
   std::int64_t length = 64;
   int steps = 5;
@@ -77,7 +80,10 @@ class LaneClock {
 
 /// A model that is cut into stages.
 struct Pipeline {
-  Pipeline(const Options& given, int count) : options(given), stages(count) {
+  Pipeline(const Options& given, int count) : options(given), ranks(count) {
+    const PipelineOrder order = parse_pipeline_order(options.order);
+    const int stages =
+        ranks * (options.virtual_stages > 0 ? options.virtual_stages : usual_virtual_stages(order));
     GptConfig config = gpt_preset(options.model);
     config.layers = options.layers;
     model = make_gpt(config);
@@ -87,14 +93,15 @@ struct Pipeline {
       first.push_back(1 + static_cast<int>(options.layers) * s / stages);
     }
     Mesh mesh = make_mesh(1, 1);
-    mesh.set_size(Axis::kPipeline, stages);
+    mesh.set_size(Axis::kPipeline, ranks);
     layout = make_layout(model, {}, flat_parts(mesh), kFlatAlignment, true);
     const auto inputs =
         layer_input_numels(model, layout, *source, options.micro_batch, DType::kFloat32);
     step = plan_step(layout, {.mesh = mesh,
                               .placement = find_strategy("no_shard").placement,
                               .pipeline = {.first_layers = first,
-                                           .order = parse_pipeline_order(options.order),
+                                           .stage_ranks = stage_ranks(order, ranks, stages),
+                                           .order = order,
                                            .input_numels = stage_input_numels(inputs, first)},
                               .micro_steps = options.micro_steps,
                               .updates_wait_for_norm = false});
@@ -104,7 +111,7 @@ struct Pipeline {
   }
 
   const Options& options;
-  const int stages;
+  const int ranks;
   Model model;
   std::unique_ptr<RandomTokens> source;
   ModelLayout layout;
@@ -120,7 +127,7 @@ std::vector<std::vector<double>> measure(const Pipeline& pipeline) {
     schedules.push_back(&schedule);
     clocks.emplace_back(schedule);
   }
-  launch_ranks(make_thread_group(pipeline.stages), [&](int rank, ProcessGroup& group) {
+  launch_ranks(make_thread_group(pipeline.ranks), [&](int rank, ProcessGroup& group) {
     const auto r = static_cast<std::size_t>(rank);
     const auto device = make_cpu_device();
     tessera::Memory memory(*device);
@@ -152,19 +159,18 @@ bool is_pass_of_block(const Pipeline& pipeline, const Action& action) {
 /// Each pass of a block takes as long as the mean of its kind; the others what they take.
 std::vector<std::vector<double>> with_mean_blocks(const Pipeline& pipeline,
                                                   std::vector<std::vector<double>> seconds) {
-  for (const bool backward : {false, true}) {
-    std::vector<double*> alike;
-    for (std::size_t r = 0; r < seconds.size(); ++r) {
-      const std::vector<Action>& actions = pipeline.step.ranks[r].actions;
-      for (std::size_t a = 0; a < actions.size(); ++a) {
-        const bool fits = is_pass_of_block(pipeline, actions[a]) &&
-                          actions[a].operation->parts.backward == backward;
-        if (fits) alike.push_back(&seconds[r][a]);
-      }
+  std::map<const Operation*, std::vector<double*>> alike;
+  for (std::size_t r = 0; r < seconds.size(); ++r) {
+    const std::vector<Action>& actions = pipeline.step.ranks[r].actions;
+    for (std::size_t a = 0; a < actions.size(); ++a) {
+      if (!is_pass_of_block(pipeline, actions[a])) continue;
+      alike[actions[a].operation].push_back(&seconds[r][a]);
     }
+  }
+  for (const auto& [operation, times] : alike) {
     double sum = 0.0;
-    for (const double* const time : alike) sum += *time;
-    for (double* const time : alike) *time = sum / static_cast<double>(alike.size());
+    for (const double* const time : times) sum += *time;
+    for (double* const time : times) *time = sum / static_cast<double>(times.size());
   }
   return seconds;
 }
@@ -204,24 +210,21 @@ void run(const Options& options) {
               options.model.c_str(), static_cast<long long>(options.layers), options.order.c_str(),
               options.micro_steps, static_cast<long long>(options.micro_batch),
               static_cast<long long>(options.length));
-  for (const std::int64_t stages : options.stages) {
-    const Pipeline pipeline(options, static_cast<int>(stages));
+  for (const std::int64_t ranks : options.ranks) {
+    const Pipeline pipeline(options, static_cast<int>(ranks));
     const auto seconds = measure(pipeline);
     const Played measured = play(pipeline, seconds);
     const Played predicted = play(pipeline, with_mean_blocks(pipeline, seconds));
-    const auto s = static_cast<double>(stages);
-    const double equal = (s - 1.0) / (options.micro_steps + s - 1.0);
-    std::printf(
-        "%lld stages: step %.2f ms, bubble %.1f %%; predicted %.2f ms, %.1f %%; of equal stages "
-        "%.1f %%\n",
-        static_cast<long long>(stages), 1e3 * measured.seconds, 100 * measured.bubble,
-        1e3 * predicted.seconds, 100 * predicted.bubble, 100 * equal);
-    json.push_back({{"stages", stages},
+    const int stages = pipeline.step.ranks.front().pipeline.stages();
+    std::printf("%lld ranks, %d stages: step %.2f ms, bubble %.1f %%; predicted %.2f ms, %.1f %%\n",
+                static_cast<long long>(ranks), stages, 1e3 * measured.seconds,
+                100 * measured.bubble, 1e3 * predicted.seconds, 100 * predicted.bubble);
+    json.push_back({{"ranks", ranks},
+                    {"stages", stages},
                     {"seconds", measured.seconds},
                     {"bubble", measured.bubble},
                     {"predicted_seconds", predicted.seconds},
-                    {"predicted_bubble", predicted.bubble},
-                    {"bubble_of_equal_stages", equal}});
+                    {"predicted_bubble", predicted.bubble}});
   }
   if (options.json) std::printf("%s\n", json.dump().c_str());
 }
@@ -235,9 +238,11 @@ int main(int argc, char** argv) {
   Program program("pipeline_bench", "How long the stages of a pipeline wait for each other.");
   program.option("--model", &options.model, "a preset of GPT-2");
   program.option("--layers", &options.layers, "blocks", positive());
-  program.option("--stages", &options.stages, "numbers of stages", positive());
+  program.option("--ranks", &options.ranks, "numbers of pipeline ranks", positive());
+  program.option("--virtual-stages", &options.virtual_stages, "on each; 0: as the order has");
   program.option("--micro-steps", &options.micro_steps, "of a step", positive());
-  program.option("--order", &options.order, "of the passes", one_of({"gpipe", "1f1b"}));
+  program.option("--order", &options.order, "of the passes",
+                 one_of({"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"}));
   program.option("--micro-batch", &options.micro_batch, "samples", positive());
   program.option("--sequence-length", &options.length, "tokens of a sample", positive());
   program.option("--steps", &options.steps, "that are measured", positive());

@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "cli/program.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/schedule.h"
@@ -122,6 +124,23 @@ TEST_F(PlanCommand, TheScheduleCanBeParsedAndIsValid) {
   EXPECT_EQ(document["sent_bytes"]["all_gather"],
             account_traffic(schedule).sent_of(CollectiveKind::kAllGather));
   EXPECT_EQ(document["settings"]["ranks"], 4);
+}
+
+TEST_F(PlanCommand, WritesPassesThatAFileCanSay) {
+  const auto csv = [&](const std::string& schedule, const std::string& ranks) {
+    return run({"plan", "--layers", "8", "--ranks", ranks, "--pipeline", ranks, "--accumulate", "4",
+                "--pipeline-schedule", schedule, "--format", "pipeline-csv"});
+  };
+  for (const char* const schedule : {"1f1b", "interleaved", "zb-h1", "zb-v"}) {
+    const ProgramResult named = csv(schedule, "2");
+    EXPECT_EQ(std::ranges::count(named.out, '\n'), 2) << named.err;
+    const std::string path = write("passes.csv", named.out);
+    EXPECT_EQ(csv(path, "2").out, named.out) << schedule;
+    EXPECT_THAT(csv(path, "4").err, HasSubstr("--pipeline 2"));
+  }
+  EXPECT_EQ(csv("1f1b", "2").out,
+            "0F0,0F1,,0B0,0F2,0B1,0F3,0B2,,0B3\n,1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3,\n");
+  EXPECT_THAT(csv("2f2b", "2").err, HasSubstr("choose one of gpipe, 1f1b, interleaved"));
 }
 
 TEST_F(PlanCommand, HybridsHaveAReplicaPerNode) {

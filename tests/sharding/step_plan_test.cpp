@@ -160,6 +160,14 @@ TEST(StepPlanGolden, OfEachOrder) {
     expect_golden(concat("pipeline_", to_string(order), "_2_stages_3_micro_steps"),
                   PipelineChain(small_pipeline(order)).step());
   }
+  for (const PipelineOrder order : {PipelineOrder::kInterleaved, PipelineOrder::kZeroBubbleV}) {
+    PipelineSubject subject = small_pipeline(order);
+    subject.run.virtual_stages = 2;
+    subject.layers = 4;
+    subject.run.first_layers = {0, 1, 2, 3};
+    expect_golden(concat("pipeline_", to_string(order), "_4_stages_3_micro_steps"),
+                  PipelineChain(subject).step());
+  }
 }
 
 /// A plan that leaves stages out would train a part of the model.

@@ -1,7 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +44,57 @@ TEST(TrainPipeline, GivesTheBitsOfOneProcess) {
   EXPECT_EQ(train_numbers(gpipe), one);
 }
 
+/// Two pipeline ranks with two stages each.
+TrainerOptions twice_staged(std::string_view schedule) {
+  TrainerOptions options = staged(2);
+  options.pipeline.schedule = parse_pipeline_schedule(schedule);
+  options.pipeline.virtual_stages = 2;
+  return options;
+}
+
+TEST(TrainPipeline, SeveralStagesOnARankGiveTheBitsOfOneProcess) {
+  TrainerOptions alone = staged(1);
+  alone.accumulate = 3;
+  const Numbers one = train_numbers(alone);
+  for (const char* const schedule : {"", "interleaved", "gpipe", "zb-h1", "zb-v"}) {
+    TrainerOptions options = twice_staged(schedule);
+    options.accumulate = 3;
+    EXPECT_EQ(train_numbers(options), one) << schedule;
+  }
+  TrainerOptions split = staged(3);
+  split.accumulate = 3;
+  split.pipeline.schedule.order = PipelineOrder::kZeroBubble;
+  EXPECT_EQ(train_numbers(split), one);
+}
+
+TEST(TrainPipeline, AFileListsThePassesOfAllRanks) {
+  TrainerOptions options = staged(1);
+  options.accumulate = 2;
+  const Numbers one = train_numbers(options);
+  const TemporaryFolder folder;
+  const std::string path = folder.path("passes.csv");
+  std::ofstream(path)
+      << "0F0,0F1,,,2F0,2F1,,2B0,2B1,,0B0,0B1\n,1F0,1F1,,,3F0,3B0,3F1,3B1,1B0,1B1\n";
+  options.ranks = options.pipeline.ranks = 2;
+  options.pipeline.schedule = parse_pipeline_schedule(path);
+  EXPECT_EQ(options.pipeline.stages(), 4);
+  EXPECT_EQ(to_string(options.pipeline.schedule), path);
+  EXPECT_EQ(train_numbers(options), one);
+}
+
+TEST(TrainPipeline, CheckpointsOfSeveralStagesOnARankGoOn) {
+  const Numbers whole = train_numbers(staged(1), kSavedAt);
+  const TemporaryFolder folder;
+  TrainerOptions first = twice_staged("zb-v");
+  first.checkpoints.folder = folder.path("4");
+  first.stop_after = kSavedAt;
+  train_numbers(first);
+  for (TrainerOptions next : {staged(1), staged(3), twice_staged("interleaved")}) {
+    next.checkpoints.resume = folder.path("4");
+    EXPECT_EQ(train_numbers(next), whole) << next.pipeline.ranks << " ranks";
+  }
+}
+
 TEST(TrainPipeline, CheckpointsGoOnAtAnyNumberOfStages) {
   const Numbers whole = train_numbers(staged(1), kSavedAt);
   const TemporaryFolder folder;
@@ -76,6 +129,8 @@ TEST(TrainPipeline, EvaluatesAndAnswersThroughTheStages) {
   };
   EXPECT_EQ(answers(staged(3)), answers(staged(1)));
   EXPECT_EQ(answers(staged(2, 2)), answers(staged(1, 2)));
+  EXPECT_EQ(answers(twice_staged("zb-v")), answers(staged(1)));
+  EXPECT_EQ(answers(twice_staged("interleaved")), answers(staged(1)));
 }
 
 TEST(TrainPipeline, MemoryAndTrafficOfEveryStageAreThosePredicted) {
@@ -111,7 +166,24 @@ TEST(TrainPipeline, RefusesWhatCannotBe) {
   EXPECT_THAT(message(options), HasSubstr("3 layers, but the model has 4"));
   options = staged(2);
   options.pipeline.tied_apart = false;
-  EXPECT_THAT(message(options), HasSubstr("tied_apart is false, and pipeline is 2"));
+  EXPECT_THAT(message(options), HasSubstr("tied_apart is false, and there are 2 stages"));
+  options = twice_staged("1f1b");
+  EXPECT_THAT(message(options), HasSubstr("runs 1 stage on each pipeline rank"));
+  EXPECT_THAT(message(options), HasSubstr("interleaved runs more"));
+  options = twice_staged("zb-v");
+  options.pipeline.virtual_stages = 3;
+  EXPECT_THAT(message(options), HasSubstr("runs 2 stages on each pipeline rank"));
+  const TemporaryFolder folder;
+  const std::string path = folder.path("passes.csv");
+  EXPECT_THROW(parse_pipeline_schedule(path), Error);
+  std::ofstream(path) << "0F0,0B0\n1F0,1B0\n";
+  options = staged(2);
+  options.pipeline.schedule = parse_pipeline_schedule(path);
+  options.accumulate = 2;
+  EXPECT_THAT(message(options), HasSubstr("stage 0 has forwards of 1 of 2 micro-steps"));
+  options = staged(4);
+  options.pipeline.schedule = parse_pipeline_schedule(path);
+  EXPECT_THAT(message(options), HasSubstr("write `pipeline.ranks` 2"));
 }
 
 }  // namespace

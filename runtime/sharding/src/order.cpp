@@ -29,13 +29,7 @@ StateOptions whole_state(const Schedule& schedule) {
 /// What this pipeline rank does, in its order.
 std::vector<StageEvent> stage_events(const Schedule& schedule) {
   const PipelineOptions& pipeline = schedule.pipeline;
-  const PipelineShape shape{
-      .ranks = schedule.pipeline_ranks(),
-      .stages = pipeline.stages(),
-      .micro_steps = schedule.micro_steps,
-      .trains = schedule.purpose == Purpose::kTrain,
-      .first_backward_stage = pipeline.stage_of(schedule.first_backward_layer),
-      .stage_ranks = pipeline.stage_ranks};
+  const PipelineShape shape = pipeline_shape(schedule);
   return with_messages(pipeline_passes(pipeline, shape), shape,
                        pipeline.prefetch)[static_cast<std::size_t>(pipeline.rank)];
 }

@@ -50,4 +50,14 @@ void set_state(Schedule& schedule, const StateOptions& options) {
   }
 }
 
+PipelineShape pipeline_shape(const Schedule& schedule) {
+  const PipelineOptions& pipeline = schedule.pipeline;
+  return {.ranks = schedule.pipeline_ranks(),
+          .stages = pipeline.stages(),
+          .micro_steps = schedule.micro_steps,
+          .trains = schedule.purpose == Purpose::kTrain,
+          .first_backward_stage = pipeline.stage_of(schedule.first_backward_layer),
+          .stage_ranks = pipeline.stage_ranks};
+}
+
 }  // namespace tessera

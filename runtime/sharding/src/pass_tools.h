@@ -64,4 +64,7 @@ inline bool moves_frozen_alone(const Placement& placement, bool has_frozen) {
   return placement.frozen.has_value() && !placement.frozen->empty() && has_frozen;
 }
 
+/// What an order knows of the pipeline that the schedule is a part of.
+PipelineShape pipeline_shape(const Schedule& schedule);
+
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "pass_tools.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -108,6 +109,11 @@ std::string pipeline_csv(const std::vector<std::vector<StagePass>>& passes,
     text += '\n';
   }
   return text;
+}
+
+std::string pipeline_csv(const Schedule& schedule) {
+  const PipelineShape shape = pipeline_shape(schedule);
+  return pipeline_csv(pipeline_passes(schedule.pipeline, shape), shape);
 }
 
 }  // namespace tessera

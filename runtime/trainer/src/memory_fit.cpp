@@ -108,7 +108,7 @@ bool may_use_fewer_ranks(const TrainerOptions& options) {
   return options.memory_limit_bytes == 0 && options.world == nullptr && options.ranks > 1;
 }
 
-/// Of a pipeline rank: its stage with the most layers, or with the fewest.
+/// Returns a pipeline rank's stage with the most layers, or with the fewest.
 std::size_t stage_of_rank(const TrainingPlan& plan, std::size_t rank, bool most) {
   const PipelineOptions& pipeline = plan.step.ranks.front().pipeline;
   const std::vector<int> own =

@@ -13,7 +13,7 @@
 // How a run is divided into stages: what options say, as values and as texts.
 namespace tessera {
 
-PipelineSplit resolved(PipelineSplit pipeline) {
+PipelineSplit resolved_pipeline(PipelineSplit pipeline) {
   PipelineSchedule& schedule = pipeline.schedule;
   if (!schedule.order) {
     schedule.order = pipeline.virtual_stages > 1 ? PipelineOrder::kInterleaved

@@ -67,8 +67,9 @@ StageLayers balanced_layers(const RunInputs& inputs, const TrainerOptions& optio
   const std::vector<double> parameters = layer_parameters(inputs.model);
   const std::size_t layers = costs.size();
   const auto stages = static_cast<std::size_t>(options.pipeline.stages());
-  require(stages <= layers, ErrorCode::kConfig, "pipeline is ", stages, ", but the model has ",
-          layers, " layers, the embedding and the head among them, and a stage has one at least");
+  require(stages <= layers, ErrorCode::kConfig, "there are ", stages, " stages on ",
+          options.pipeline.ranks, " pipeline ranks, but the model has ", layers,
+          " layers, the embedding and the head among them, and a stage has one at least");
   std::vector<std::vector<Worst>> best(stages + 1, std::vector<Worst>(layers + 1));
   std::vector<std::vector<std::size_t>> last(stages + 1, std::vector<std::size_t>(layers + 1));
   best[0][0] = {0.0, 0.0};

@@ -100,7 +100,7 @@ void check_pipeline(TrainerOptions& options) {
           ", but ranks is ", options.ranks,
           ": each stage has the same number of ranks; choose a `pipeline.ranks` that divides the "
           "ranks");
-  pipeline = resolved(pipeline);
+  pipeline = resolved_pipeline(pipeline);
   const int stages = pipeline.stages();
   const std::vector<int>& counts = pipeline.layers.counts;
   require(counts.empty() || static_cast<int>(counts.size()) == stages, ErrorCode::kConfig,

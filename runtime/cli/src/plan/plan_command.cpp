@@ -21,6 +21,7 @@
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/passes.h"
+#include "tessera/sharding/pipeline_csv.h"
 #include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -195,9 +196,10 @@ std::vector<Setting> plan_only_settings() {
       {.name = "format",
        .fallback = "text",
        .help = "text: words; summary: without the actions; schedule: the schedule alone, as it can "
-               "be parsed again; json",
+               "be parsed again; pipeline-csv: the passes of all pipeline ranks, as "
+               "--pipeline-schedule reads them; json",
        .group = "Output",
-       .choices = {"text", "summary", "schedule", "json"},
+       .choices = {"text", "summary", "schedule", "pipeline-csv", "json"},
        .must_agree = MustAgree::kNone},
       {.name = "after",
        .help = "show the schedule as it is after this pass of planning, as --format schedule "
@@ -305,6 +307,8 @@ int run_plan(Config config) {
     print_json(out, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
   } else if (format == "schedule") {
     out << to_string(plan.step);
+  } else if (format == "pipeline-csv") {
+    out << pipeline_csv(plan.schedule());
   } else {
     if (fit) {
       print_fit(out, *fit, *request);

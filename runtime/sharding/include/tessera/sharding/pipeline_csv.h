@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/sharding/pipeline.h"
+#include "tessera/sharding/schedule.h"
 
 // Pipeline schedules as files of comma-separated values: PyTorch's form "compute_only", of
 // torch.distributed.pipelining. A row for each pipeline rank, a pass in each cell, like 2F0 or 3B1
@@ -20,5 +21,7 @@ std::vector<std::vector<StagePass>> parse_pipeline_csv(std::string_view text,
 /// messages no time. Throws Error{kConfig} if the passes cannot go on.
 std::string pipeline_csv(const std::vector<std::vector<StagePass>>& passes,
                          const PipelineShape& shape);
+/// The same of the step that a schedule is a part of: of all pipeline ranks.
+std::string pipeline_csv(const Schedule& schedule);
 
 }  // namespace tessera

@@ -135,12 +135,12 @@ struct PipelineSplit {
   /// pipeline must, which changes bits; see make_layout(). Unset: with several stages.
   std::optional<bool> tied_apart{};
 
-  /// Of resolved options.
+  /// Stages of all pipeline ranks, of resolved options.
   int stages() const;
 };
 /// With its schedule and the number of stages filled in. Throws Error{kConfig} if the passes of a
 /// file are of other ranks.
-PipelineSplit resolved(PipelineSplit pipeline);
+PipelineSplit resolved_pipeline(PipelineSplit pipeline);
 
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
