@@ -8,6 +8,7 @@
 #include <fstream>
 #include <system_error>
 
+#include "arrow_module.h"
 #include "foreign_format.h"
 #include "mapped_file.h"
 #include "tessera/core/error.h"
@@ -23,6 +24,17 @@ constexpr std::size_t kNamesInMessage = 3;
 constexpr const char* kMakeReadable = "; make it readable or move it away";
 
 bool is_token_file_name(const fs::path& path) { return path.extension() == ".bin"; }
+
+bool is_example_file(const fs::path& path) {
+  return path.extension() == ".jsonl" || is_arrow_file(path.native());
+}
+
+/// Folders of data sets have such files beside the data.
+bool is_about_data(const fs::path& path) {
+  const std::string name = path.filename().native();
+  return name.ends_with(".md") || name.starts_with("README") || name.starts_with("LICENSE") ||
+         name.starts_with("dataset_info");
+}
 
 bool is_hidden(const fs::path& path) { return path.filename().native().starts_with('.'); }
 
@@ -153,7 +165,7 @@ FolderNames list_folder(const std::string& folder) {
   return names;
 }
 
-/// A folder with train*.bin beside val*.bin is two data sets: read as one, a model would be trained
+/// A folder with train* beside val* is two data sets: read as one, a model would be trained
 /// on what it is judged by.
 void check_one_split(const std::string& folder, const std::vector<std::string>& paths) {
   std::string train;
@@ -165,7 +177,8 @@ void check_one_split(const std::string& folder, const std::vector<std::string>& 
   }
   require(train.empty() || validation.empty(), ErrorCode::kConfig, "the folder '", folder,
           "' holds training and validation shards ('", train, "', '", validation,
-          "'); name those to train on, e.g. '", folder, "/*train*.bin'");
+          "'); name those to train on, e.g. '", folder, "/*train*",
+          fs::path(train).extension().native(), "'");
 }
 
 DataFiles find_in_folder(const DatasetOptions& options) {
@@ -246,7 +259,56 @@ DataFiles of_named_files(const DatasetOptions& options, std::vector<std::string>
   return {texts.empty() ? DataKind::kTokens : DataKind::kText, std::move(paths), {}};
 }
 
+/// A folder's own files of examples.
+std::vector<std::string> find_examples_in_folder(const DatasetOptions& options) {
+  const FolderNames names = list_folder(options.path);
+  std::vector<std::string> examples, others;
+  for (const std::string& path : names.others) {
+    if (is_example_file(path)) {
+      examples.push_back(path);
+    } else if (!is_about_data(path)) {
+      others.push_back(path);
+    }
+  }
+  others.insert(others.end(), names.tokens.begin(), names.tokens.end());
+  if (options.kind == DataKind::kAuto) {
+    if (examples.empty()) return {};
+    require(others.empty(), ErrorCode::kConfig, "the folder '", options.path, "' holds examples (",
+            some_of(examples), ") and others (", some_of(others),
+            "); say which with the data kind, 'examples', 'tokens' or 'text'");
+  }
+  require(!examples.empty(), ErrorCode::kNotFound,
+          "no files of examples (*.jsonl, *.parquet, *.arrow, *.feather) in the folder '",
+          options.path, "'");
+  check_one_split(options.path, examples);
+  return examples;
+}
+
 }  // namespace
+
+std::vector<std::string> find_example_files(const DatasetOptions& options) {
+  const bool is_auto = options.kind == DataKind::kAuto;
+  if (options.path.empty() || (!is_auto && options.kind != DataKind::kExamples)) return {};
+  std::error_code ignored;
+  const fs::file_status status = fs::status(options.path, ignored);
+  if (fs::is_directory(status)) return find_examples_in_folder(options);
+  std::vector<std::string> paths{options.path};
+  const bool is_pattern = options.path.find_first_of("*?[") != std::string::npos;
+  if (!fs::exists(status) && is_pattern) {
+    paths = expand_pattern(options.path);
+    require(is_auto || !paths.empty(), ErrorCode::kNotFound, "there is no data at '", options.path,
+            "': no file matches it as a pattern; check the path");
+  }
+  const auto others = std::ranges::partition(
+      paths, [&](const std::string& path) { return !is_auto || is_example_file(path); });
+  if (others.size() == paths.size()) return {};
+  require(others.empty(), ErrorCode::kConfig, "'", options.path, "' names examples (",
+          some_of({paths.begin(), others.begin()}), ") and others (",
+          some_of({others.begin(), others.end()}), "); name one sort of them");
+  for (const std::string& path : paths) check_regular(path);
+  std::ranges::sort(paths);
+  return paths;
+}
 
 bool looks_like_text(std::span<const std::byte> bytes) {
   // Text in any encoding that extends ASCII has next to none of these; compressed data has 10 %.

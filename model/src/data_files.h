@@ -20,6 +20,10 @@ struct DataFiles {
 /// Finds the files that DatasetOptions::path names. Throws Error{kNotFound, kIo, kConfig}.
 DataFiles find_data_files(const DatasetOptions& options);
 
+/// The files of examples that DatasetOptions::path names, in reading order; none if it names
+/// something else. Throws Error{kNotFound, kIo, kConfig}.
+std::vector<std::string> find_example_files(const DatasetOptions& options);
+
 /// True for bytes without NUL and with few control characters.
 bool looks_like_text(std::span<const std::byte> bytes);
 

@@ -4,8 +4,10 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
-#include "example_store.h"
+#include "data_files.h"
+#include "example_source.h"
 #include "tessera/core/error.h"
 #include "token_stream.h"
 
@@ -83,15 +85,13 @@ DataKind parse_data_kind(std::string_view name) {
 }
 
 std::int64_t TokenDataset::Source::size() const {
-  return examples != nullptr ? examples->samples() : stream->tokens();
+  return examples != nullptr ? examples->units() : stream->tokens();
 }
 
 TokenDataset::Source TokenDataset::open(const DatasetOptions& options) {
   check_options(options);
-  const bool named = options.kind == DataKind::kAuto && data::is_example_file(options.path);
-  if (named || options.kind == DataKind::kExamples) {
-    return {.examples = std::make_shared<const data::ExampleStore>(options)};
-  }
+  const std::vector<std::string> examples = data::find_example_files(options);
+  if (!examples.empty()) return {.examples = data::open_examples(options, examples)};
   require(!options.packing, ErrorCode::kConfig, "packing is for examples (.jsonl), and '",
           options.path, "' is a stream of tokens, whose samples are full");
   return {.stream = std::make_shared<const data::TokenStream>(options)};
@@ -106,7 +106,13 @@ TokenDataset::TokenDataset(DatasetOptions options, Source source, std::int64_t b
       order_(source_.examples != nullptr
                  ? count_examples(options_, begin == 0 ? "training" : "validation", end - begin)
                  : count_samples(options_, begin == 0 ? "training" : "validation", end - begin),
-             options_.seed) {}
+             options_.seed),
+      samples_(source_.examples != nullptr ? source_.examples->samples_of(end - begin)
+                                           : order_.samples()) {
+  require(samples_ > 0, ErrorCode::kConfig, "the ", begin == 0 ? "training" : "validation",
+          " part of '", options_.path, "' has ", end - begin,
+          " examples, too few to be packed; use more data, or another validation fraction");
+}
 
 TokenDataset::TokenDataset(DatasetOptions options)
     : TokenDataset([&] {
@@ -138,34 +144,34 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
           ErrorCode::kInvalidArgument, "there are no samples [", first, ", +", micro_batch, ")");
   check_view(inputs, input_shape(micro_batch), "inputs");
   check_view(targets, target_shape(micro_batch), "targets");
-  const std::int64_t length = options_.sequence_length;
-  std::int32_t* const starts =
-      options_.packing ? inputs.as<std::int32_t>() + micro_batch * length : nullptr;
+  const auto length = static_cast<std::size_t>(options_.sequence_length);
+  const auto row_of = [&](const TensorView& view, std::int64_t row) {
+    return std::span(view.as<std::int32_t>() + row * options_.sequence_length, length);
+  };
   std::int64_t counted = 0;
   for (std::int64_t row = 0; row < micro_batch; ++row) {
-    const std::int64_t epoch = (first + row) / samples_per_epoch();
-    const std::int64_t position = (first + row) % samples_per_epoch();
-    const std::int64_t index = options_.shuffle ? order_.index(epoch, position) : position;
-    counted += fill_row(index, inputs.as<std::int32_t>() + row * length,
-                        targets.as<std::int32_t>() + row * length,
-                        starts == nullptr ? nullptr : starts + row * length);
+    std::span<std::int32_t> starts;
+    if (options_.packing) starts = row_of(inputs, micro_batch + row);
+    counted += fill_sample(first + row, row_of(inputs, row), row_of(targets, row), starts);
   }
   return counted;
 }
 
-/// Sample `index` of this part; returns how many of its targets count.
-std::int64_t TokenDataset::fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets,
-                                    std::int32_t* starts) const {
-  const auto length = static_cast<std::size_t>(options_.sequence_length);
+std::int64_t TokenDataset::fill_sample(std::int64_t number, std::span<std::int32_t> inputs,
+                                       std::span<std::int32_t> targets,
+                                       std::span<std::int32_t> starts) const {
   if (source_.examples != nullptr) {
-    return source_.examples->fill(
-        begin_ + index, options_.vocab_size, {inputs, length}, {targets, length},
-        starts == nullptr ? std::span<std::int32_t>() : std::span(starts, length));
+    const data::ExampleSource::Part part{begin_, order_, options_.shuffle};
+    return source_.examples->fill(part, number, options_.vocab_size, {inputs, targets, starts});
   }
+  const std::int64_t position = number % samples_;
+  const std::int64_t index =
+      options_.shuffle ? order_.index(number / samples_, position) : position;
   // Without a vocabulary to keep to, a token must still fit an int32.
   const std::uint64_t limit = options_.vocab_size > 0
                                   ? static_cast<std::uint64_t>(options_.vocab_size)
                                   : std::uint64_t{1} << 31;
+  const auto length = static_cast<std::size_t>(options_.sequence_length);
   std::vector<std::uint32_t> sample(length + 1);
   const std::int64_t begin = begin_ + index * options_.sequence_length;
   source_.stream->read(begin, sample);
@@ -174,8 +180,9 @@ std::int64_t TokenDataset::fill_row(std::int64_t index, std::int32_t* inputs, st
     source_.stream->fail_vocabulary(begin + (outside - sample.begin()), *outside,
                                     std::ranges::max(sample), static_cast<std::int64_t>(limit));
   }
-  std::copy_n(sample.begin(), length, inputs);
-  std::copy_n(sample.begin() + 1, length, targets);
+  std::copy_n(sample.begin(), length, inputs.begin());
+  std::copy_n(sample.begin() + 1, length, targets.begin());
+  std::ranges::fill(starts, 0);
   return options_.sequence_length;
 }
 
@@ -186,8 +193,8 @@ std::vector<NamedText> TokenDataset::identity() const {
   all.push_back(
       {"order of samples",
        concat("length ", options_.sequence_length,
-              of_examples ? (options_.packing ? ", packed samples " : ", examples ") : ", tokens ",
-              begin_, " to ", end_ - 1,
+              of_examples ? concat(", ", source_.examples->unit_name(), " ") : ", tokens ", begin_,
+              " to ", end_ - 1,
               options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
   return all;
 }
@@ -206,7 +213,7 @@ DataKind TokenDataset::kind() const {
 }
 
 std::vector<std::string> TokenDataset::files() const {
-  if (source_.examples != nullptr) return {source_.examples->path()};
+  if (source_.examples != nullptr) return source_.examples->records().paths();
   return source_.stream->files();
 }
 
@@ -216,14 +223,14 @@ const std::vector<std::string>& TokenDataset::notes() const {
 
 std::vector<std::string> TokenDataset::assumptions() const {
   if (source_.examples == nullptr) return source_.stream->assumptions();
-  return {concat("'", source_.examples->path(),
-                 "' is read as examples, one in each line: ", source_.examples->examples(),
-                 options_.tokenizer ? ", tokenised at the start" : ", a token per byte")};
+  const data::ExampleRecords& records = source_.examples->records();
+  return {concat(records.name(), records.paths().size() == 1 ? " is" : " are",
+                 " read as examples, one in each line: ", source_.examples->describe())};
 }
 
 std::optional<ExampleCounts> TokenDataset::example_counts() const {
   if (source_.examples == nullptr) return std::nullopt;
-  return source_.examples->counts(options_.sequence_length);
+  return source_.examples->counts();
 }
 
 }  // namespace tessera

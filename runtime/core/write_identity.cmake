@@ -1,7 +1,8 @@
 # Writes the source that holds the build's identity: the version, a hash of the sources that modules are made of,
 # and one of the compiler and its flags. Usage: cmake -D OUTPUT=… -D VERSION=… -D FLAGS=… -D ROOT=… -P write_identity.cmake
 file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/runtime/core/*.h ${ROOT}/runtime/core/*.cpp ${ROOT}/kernels/*.h
-     ${ROOT}/kernels/*.cpp ${ROOT}/kernels/*.cu ${ROOT}/collectives/*.h ${ROOT}/collectives/*.cpp ${ROOT}/collectives/*.cu)
+     ${ROOT}/kernels/*.cpp ${ROOT}/kernels/*.cu ${ROOT}/collectives/*.h ${ROOT}/collectives/*.cpp ${ROOT}/collectives/*.cu
+     ${ROOT}/model/arrow/*.cpp ${ROOT}/model/src/record_file.h)
 list(SORT files)
 set(all "")
 foreach(file IN LISTS files)

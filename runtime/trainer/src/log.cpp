@@ -53,7 +53,8 @@ void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& sett
 
 void RunLog::note(const std::string& text) { write({{"kind", "note"}, {"text", text}}); }
 
-void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
+void RunLog::step(const StepRecord& record, std::optional<double> mfu,
+                  const std::vector<std::int64_t>& samples_by_source) {
   nlohmann::ordered_json line{{"kind", "step"},
                               {"step", record.step},
                               {"loss", record.loss},
@@ -70,6 +71,7 @@ void RunLog::step(const StepRecord& record, std::optional<double> mfu) {
     line["loss_scale"] = *record.loss_scale;
     line["skipped"] = record.skipped;
   }
+  if (!samples_by_source.empty()) line["samples_by_source"] = samples_by_source;
   write(line);
 }
 

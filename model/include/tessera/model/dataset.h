@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,7 @@
 namespace tessera {
 
 namespace data {
-class ExampleStore;
+class ExampleSource;
 class TokenStream;
 }  // namespace data
 
@@ -39,12 +40,12 @@ struct DatasetOptions {
   /// Tokens: little-endian uint16 without a header (nanoGPT), or with llm.c's header (uint16 or
   /// uint32); a recognisable file of another program is refused. In a folder, its .bin
   /// files in bytewise order; nothing is put between them.
-  /// Examples: one file with a JSON object in each line, {"prompt": "...", "completion": "..."},
-  /// {"text": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}. A sample is one
-  /// example, with what the tokenizer puts in front of a text and `end_token` behind it, or as
-  /// `chat_template` renders messages; longer ones are cut off at the end. Targets are the
-  /// completion's tokens, all of a text, or what assistants have written (ChatTemplate::chat).
-  /// Prompts and completions may be messages, too. At most 1 GiB, held in memory.
+  /// Examples: files (.jsonl) with a JSON object in each line, {"prompt": "...", "completion":
+  /// "..."}, {"text": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}; of a folder
+  /// its own files, in bytewise order. A sample is one example, with what the tokenizer puts in
+  /// front of a text and `end_token` behind it, or as `chat_template` renders messages; longer ones
+  /// are cut off at the end. Targets are the completion's tokens, all of a text, or what assistants
+  /// have written (ChatTemplate::chat). Prompts and completions may be messages, too.
   std::string path;
   DataKind kind = DataKind::kAuto;
   std::int64_t sequence_length = 256;
@@ -54,6 +55,10 @@ struct DatasetOptions {
   std::int64_t vocab_size = 0;       ///< `fill` rejects tokens that are not below it; 0: any
   std::int64_t max_file_bytes = std::int64_t{4}
                                 << 30;  ///< larger text files of a folder are left out
+  /// Examples of files that are larger in all are tokenised when samples are read: in memory is
+  /// where every 16 KiB of them begin. Lines are then found to be malformed by `fill`, an example
+  /// without a target has the next one in its place, and counts are estimates.
+  std::int64_t held_bytes = std::int64_t{256} << 20;
   /// Text is tokenised when it is opened and held in memory, 4 bytes a token; at most 1 GiB of text
   /// (`tokenize` writes larger ones to a file). Its end-of-text token, or a newline's if it has
   /// none, is put between files.
@@ -66,11 +71,13 @@ struct DatasetOptions {
   std::optional<ChatTemplateOptions> chat_template{};
   /// A sample holds as many examples as fit, one behind the other, each a document of its own
   /// (see `make_gpt`). Which go together is decided once, by best fit: from the longest example to
-  /// the shortest, each goes where it leaves the least room.
+  /// the shortest, each goes where it leaves the least room. Of more than `held_bytes` some
+  /// thousand examples at a time, in the epoch's order, are packed into 64 samples; the few that
+  /// do not fit are left out of that epoch.
   bool packing = false;
 };
 
-/// The counts of a file of examples. `samples` have `positions` in all, of which as many as
+/// The counts of files of examples. `samples` have `positions` in all, of which as many as
 /// `filled` hold tokens and the others padding; packing would make, or has made, `packed_samples`.
 struct ExampleCounts {
   std::int64_t examples = 0, tokens = 0, targets = 0;
@@ -78,6 +85,9 @@ struct ExampleCounts {
   /// Put behind each example that does not end with it; none of chats, which end as their template
   /// has it.
   std::optional<std::int32_t> end_token{};
+  /// Tokens, targets, filled and packed samples are what some of the examples make of all: the
+  /// files have more than DatasetOptions::held_bytes.
+  bool estimated = false;
 };
 
 /// Language modelling on a stream of tokens, or on examples of their own.
@@ -101,10 +111,15 @@ class TokenDataset : public BatchSource {
   DType input_dtype() const override { return DType::kInt32; }
   Shape target_shape(std::int64_t micro_batch) const override;  // (B, L)
   DType target_dtype() const override { return DType::kInt32; }
-  /// Throws Error{kConfig} on a token outside of DatasetOptions::vocab_size, and Error{kIo} if a
-  /// file has been cut short.
+  /// Throws Error{kConfig} on a token outside of DatasetOptions::vocab_size and on a malformed
+  /// example, naming file and line, and Error{kIo} if a file has been cut short.
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override;
+  /// Writes one sample of the endless sequence to inputs (L), targets (L) and, if the sample is one
+  /// of several that are packed, the place where the document of each place begins (L); `starts` is
+  /// empty if none are. Returns and throws as `fill`.
+  std::int64_t fill_sample(std::int64_t sample, std::span<std::int32_t> inputs,
+                           std::span<std::int32_t> targets, std::span<std::int32_t> starts) const;
   /// The files' names without folders, their sizes, hashes of content and tokenizer, and the order
   /// of samples. Of more than 8 MiB in all, the content is 128 blocks of 64 KiB, the first and the
   /// last among them.
@@ -121,7 +136,7 @@ class TokenDataset : public BatchSource {
   std::int64_t tokens() const;  ///< of this part; of examples, of all
   /// Nothing of a stream.
   std::optional<ExampleCounts> example_counts() const;
-  std::int64_t samples_per_epoch() const { return order_.samples(); }
+  std::int64_t samples_per_epoch() const { return samples_; }
   std::vector<std::string> files() const;
   /// Notes for the user: what was left out of a folder, and why.
   const std::vector<std::string>& notes() const;
@@ -134,19 +149,18 @@ class TokenDataset : public BatchSource {
   /// The contents of the files: one of the two.
   struct Source {
     std::shared_ptr<const data::TokenStream> stream{};
-    std::shared_ptr<const data::ExampleStore> examples{};
-    std::int64_t size() const;  ///< in tokens, or samples of examples
+    std::shared_ptr<const data::ExampleSource> examples{};
+    std::int64_t size() const;  ///< in tokens, or units of examples
   };
   static Source open(const DatasetOptions& options);
   TokenDataset(DatasetOptions options, Source source, std::int64_t begin, std::int64_t end);
-  std::int64_t fill_row(std::int64_t index, std::int32_t* inputs, std::int32_t* targets,
-                        std::int32_t* starts) const;
 
   DatasetOptions options_;
   Source source_;
-  std::int64_t begin_;  ///< this part's tokens in the stream, or samples of examples
+  std::int64_t begin_;  ///< this part's tokens in the stream, or units of examples
   std::int64_t end_;
-  SampleOrder order_;
+  SampleOrder order_;  ///< of samples, or units of examples
+  std::int64_t samples_;
 };
 
 }  // namespace tessera

@@ -14,6 +14,7 @@ class SampleOrder {
   SampleOrder(std::int64_t samples, std::uint64_t seed);
 
   std::int64_t samples() const { return samples_; }
+  std::uint64_t seed() const { return seed_; }
   /// The sample that is read at `position` of `epoch`, in [0, samples).
   /// Throws Error{kInvalidArgument} unless 0 <= position < samples and epoch >= 0.
   std::int64_t index(std::int64_t epoch, std::int64_t position) const;

@@ -93,7 +93,7 @@ std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<Actio
 }
 
 /// Predicts memory and traffic of a cell on this machine.
-void predict_here(Config config, const TokenDataset& dataset, ComparedCell& cell) {
+void predict_here(Config config, const DataMixture& dataset, ComparedCell& cell) {
   config.set_effective("ranks_per_node", 0);  // of the simulated machine, not of this one
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
@@ -175,7 +175,7 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   all.repeats = request.only_simulates ? 0 : request.config.get<std::int64_t>("repeats");
   for (const Swept& axis : request.axes) all.axes.push_back(axis.name);
   if (request.profile) all.profile = request.profile->name;
-  std::optional<TokenDataset> dataset;
+  std::optional<DataMixture> dataset;
   if (!request.only_simulates) {
     dataset = open_dataset(base, choice);
     all.data = concat(request.config.get<std::string>("data"), ", ", with_commas(dataset->tokens()),

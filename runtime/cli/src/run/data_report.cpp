@@ -1,6 +1,9 @@
 #include "run/data_report.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
+#include <utility>
 
 #include "output/terminal.h"
 #include "tessera/core/error.h"
@@ -13,8 +16,9 @@ namespace {
 std::string describe_filling(const ExampleCounts& counts, const TokenDataset& dataset) {
   const double padding =
       1.0 - static_cast<double>(counts.filled) / static_cast<double>(counts.positions);
-  std::string line = concat(with_commas(counts.tokens), " tokens, ", with_commas(counts.targets),
-                            " of them targets, in ", counted(counts.samples, "sample"), " of ",
+  std::string line = concat(counts.estimated ? "about " : "", with_commas(counts.tokens),
+                            " tokens, ", with_commas(counts.targets), " of them targets, in ",
+                            counted(counts.samples, "sample"), " of ",
                             with_commas(dataset.options().sequence_length), ": ",
                             std::lround(100.0 * padding), " % padding");
   if (counts.packed_samples < counts.samples) {
@@ -32,20 +36,62 @@ std::string describe_end(const ExampleCounts& counts, const GptChoice& choice) {
   return line + concat(", ", choice.text.end_token_from);
 }
 
-}  // namespace
-
-std::vector<std::string> describe_data(const TokenDataset& dataset, const GptChoice& choice) {
-  std::vector<std::string> lines = dataset.assumptions();
-  if (const auto counts = dataset.example_counts()) {
-    lines.push_back(describe_filling(*counts, dataset));
-    lines.push_back(describe_end(*counts, choice));
-    if (lines.back().empty()) lines.pop_back();
+/// "data: 1 of 4 samples are of 'a.jsonl'...; every one has been read once after 400 samples".
+std::vector<std::string> describe_shares(const DataMixture& data) {
+  const std::vector<TokenDataset>& sources = data.sources();
+  if (sources.size() == 1) return {};
+  const std::vector<std::int64_t>& weights = data.weights();
+  std::int64_t all = 0;
+  for (const std::int64_t weight : weights) all += weight;
+  std::string shares;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const double percent = 100.0 * static_cast<double>(weights[i]) / static_cast<double>(all);
+    shares += concat(i == 0 ? "" : ", ", fixed(percent, 1), " % of '", sources[i].options().path,
+                     "' (", counted(sources[i].samples_per_epoch(), "sample"), ")");
   }
-  const bool is_text = dataset.kind() != DataKind::kTokens;
+  return {concat("a mixture of samples: ", shares),
+          concat("an epoch is ", with_commas(data.samples_per_epoch()),
+                 " samples, when each of the data has been read at least once")};
+}
+
+std::vector<std::string> describe_sources(std::span<const TokenDataset> sources,
+                                          const std::vector<std::string>& shares,
+                                          const GptChoice& choice) {
+  std::vector<std::string> lines;
+  bool is_text = false;
+  for (const TokenDataset& source : sources) {
+    for (std::string& line : source.assumptions()) lines.push_back(std::move(line));
+    is_text = is_text || source.kind() != DataKind::kTokens;
+    const auto counts = source.example_counts();
+    if (!counts) continue;
+    lines.push_back(describe_filling(*counts, source));
+    const std::string end = describe_end(*counts, choice);
+    if (!end.empty() && std::ranges::find(lines, end) == lines.end()) lines.push_back(end);
+  }
+  lines.insert(lines.end(), shares.begin(), shares.end());
   if (is_text && choice.text.tokenizer) lines.push_back("tokenizer: " + choice.text.path);
   for (std::string& line : lines) line = "data: " + line;
   if (is_text && !choice.text.note.empty()) lines.push_back("note: " + choice.text.note);
   return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> describe_data(const DataMixture& data, const GptChoice& choice) {
+  return describe_sources(data.sources(), describe_shares(data), choice);
+}
+
+std::vector<std::string> describe_data(const TokenDataset& dataset, const GptChoice& choice) {
+  return describe_sources({&dataset, 1}, {}, choice);
+}
+
+std::string describe_tokens(const DataMixture& data) {
+  bool estimated = false;
+  for (const TokenDataset& source : data.sources()) {
+    const auto counts = source.example_counts();
+    estimated = estimated || (counts && counts->estimated);
+  }
+  return concat(estimated ? "about " : "", with_commas(data.tokens()), " tokens");
 }
 
 }  // namespace tessera::cli

@@ -44,6 +44,9 @@ std::string default_text(const Setting& setting) {
   return setting.fallback.dump();
 }
 
+/// Whether a flag may be given several times; the values are then joined by commas.
+bool is_list(const Setting& setting) { return setting.name == "data"; }
+
 }  // namespace
 
 SettingsCommand::SettingsCommand(CLI::App& app, std::vector<Setting> flags,
@@ -67,11 +70,12 @@ SettingsCommand::SettingsCommand(CLI::App& app, std::vector<Setting> flags,
 void SettingsCommand::add_flag(const Setting& setting) {
   const bool is_flag = setting.type == SettingType::kFlag;
   // The values stay texts here: Config parses and checks them as it does those of a file.
-  const auto store = [this, name = setting.name, is_flag](const CLI::results_t& results) {
-    require(results.size() < 2, ErrorCode::kConfig, flag_name(name), " is given ", results.size(),
-            " times; give it once");
+  const auto store = [this, name = setting.name, is_flag,
+                      joins = is_list(setting)](const CLI::results_t& results) {
+    require(results.size() < 2 || joins, ErrorCode::kConfig, flag_name(name), " is given ",
+            results.size(), " times; give it once");
     const bool bare = results.empty() || (is_flag && results.front().empty());
-    texts_[name] = bare ? "true" : results.front();
+    texts_[name] = bare ? "true" : joined(results, ",");
     return true;
   };
   CLI::Option* option =

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <utility>
+#include <vector>
 
+#include "settings/data_list.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
@@ -42,12 +45,17 @@ std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
 
 namespace {
 
-/// Checked against the vocabulary.
-TokenDataset open_checked(const DatasetOptions& options) {
+/// Data that `open` opens, checked against the vocabulary.
+template <typename Open>
+auto open_checked(std::int64_t vocab_size, const Open& open) {
   try {
-    TokenDataset dataset(options);
-    dataset.check_vocabulary(options.vocab_size);
-    return dataset;
+    auto data = open();
+    if constexpr (requires { data.sources(); }) {
+      for (const TokenDataset& source : data.sources()) source.check_vocabulary(vocab_size);
+    } else {
+      data.check_vocabulary(vocab_size);
+    }
+    return data;
   } catch (const Error& error) {
     // A file that is damaged, or a pipe, is as little to read as one that is not there.
     if (error.code() != ErrorCode::kIo) throw;
@@ -55,9 +63,8 @@ TokenDataset open_checked(const DatasetOptions& options) {
   }
 }
 
-DatasetOptions dataset_options(const Config& config, const GptChoice& choice, const char* setting) {
+DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
   DatasetOptions options;
-  options.path = config.get<std::string>(setting);
   options.kind = parse_data_kind(config.get<std::string>("data_kind"));
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
@@ -70,15 +77,20 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice, co
 
 }  // namespace
 
-TokenDataset open_dataset(const Config& config, const GptChoice& choice) {
+DataMixture open_dataset(const Config& config, const GptChoice& choice) {
   require(
       !config.is_null("data") && !config.get<std::string>("data").empty(), ErrorCode::kConfig,
       "nothing to train on: give --data a text file, a folder of texts or .bin files of tokens");
-  DatasetOptions options = dataset_options(config, choice, "data");
+  DatasetOptions options = dataset_options(config, choice);
   options.seed = config.get<std::uint64_t>("seed");
   options.shuffle = config.get<bool>("shuffle");
   options.packing = config.get<bool>("packing");
-  return open_checked(options);
+  std::vector<MixedData> sources;
+  for (WeightedPath& source : parse_data(config.get<std::string>("data"))) {
+    options.path = std::move(source.path);
+    sources.push_back({options, source.weight});
+  }
+  return open_checked(options.vocab_size, [&] { return DataMixture(std::move(sources)); });
 }
 
 namespace {
@@ -92,7 +104,7 @@ std::int64_t samples_per_step(const Config& config) {
 
 }  // namespace
 
-std::string epochs_note(const Config& config, const TokenDataset& dataset) {
+std::string epochs_note(const Config& config, const DataMixture& dataset) {
   if (config.is_null("epochs") || dataset.samples_per_epoch() >= samples_per_step(config)) {
     return "";
   }
@@ -101,7 +113,7 @@ std::string epochs_note(const Config& config, const TokenDataset& dataset) {
                 "--accumulate or --ranks");
 }
 
-void choose_steps(Config& config, const TokenDataset& dataset) {
+void choose_steps(Config& config, const DataMixture& dataset) {
   if (config.is_null("epochs")) return;
   for (const char* const other : {"steps", "auto_batch"}) {
     require(!config.is_typed(other), ErrorCode::kConfig, "--epochs says how many steps there are ",
@@ -124,9 +136,13 @@ std::optional<TokenDataset> open_evaluation(const Config& config, const GptChoic
     }
     return std::nullopt;
   }
-  DatasetOptions options = dataset_options(config, choice, "eval_data");
+  const auto path = config.get<std::string>("eval_data");
+  require(parse_data(path).size() == 1, ErrorCode::kConfig, "'", path,
+          "' names several data, and a loss is that of one; give --eval-data one of them");
+  DatasetOptions options = dataset_options(config, choice);
+  options.path = path;
   options.shuffle = false;
-  return open_checked(options);
+  return open_checked(options.vocab_size, [&] { return TokenDataset(options); });
 }
 
 std::int64_t evaluation_samples(const Config& config, const TokenDataset& dataset) {

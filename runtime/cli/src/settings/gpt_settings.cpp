@@ -124,9 +124,11 @@ std::vector<Setting> data_settings() {
       "Data",
       {{.name = "data",
         .help = "training data: a text file, a folder of texts, .bin files of token "
-                "ids, or a .jsonl file of examples, whose lines are {\"prompt\": ..., "
+                "ids, or .jsonl files of examples, whose lines are {\"prompt\": ..., "
                 "\"completion\": ...}, of which completions are learnt, {\"messages\": [...]}, of "
-                "which what assistants write is, or {\"text\": ...}",
+                "which what assistants write is, or {\"text\": ...}; several, given one by one or "
+                "with commas between, are mixed in the ratio of their sizes, or of weights: "
+                "a.jsonl=0.7,b.jsonl=0.3",
         .must_agree = MustAgree::kNone},
        {.name = "data_kind",
         .fallback = "auto",
@@ -136,7 +138,7 @@ std::vector<Setting> data_settings() {
        {.name = "epochs",
         .type = SettingType::kNumber,
         .help = "passes over the data, instead of --steps: the last step may begin the "
-                "next",
+                "next; of several data, until each has been read once",
         .minimum = 0,
         .maximum = 1e6},
        bound<&DatasetOptions::packing>(

@@ -159,7 +159,7 @@ void RunOutputs::step(const StepRecord& record, double peak_flops) {
   open();
   const std::optional<double> mfu =
       model_flops_utilisation(model_, record.tokens_per_second, peak_flops);
-  if (log_) log_->step(record, mfu);
+  if (log_) log_->step(record, mfu, samples_ ? samples_(record.step) : std::vector<std::int64_t>());
   if (csv_) csv_->step(record, mfu);
   if (!board_) return;
   std::vector<std::pair<std::string_view, double>> values{

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/layer.h"
@@ -24,8 +27,12 @@ class RunOutputs {
   /// --append nor --overwrite says what becomes of that. Makes and changes nothing.
   static void check(const Config& config, const std::vector<std::string>& data_files);
 
-  /// Both arguments outlive this.
-  RunOutputs(const Config& config, const Model& model) : config_(config), model_(model) {}
+  /// How many samples of each of the data a run has read after a step.
+  using SamplesBySource = std::function<std::vector<std::int64_t>(std::int64_t step)>;
+
+  /// Config and model outlive this. `samples`: unset where there is one source.
+  RunOutputs(const Config& config, const Model& model, SamplesBySource samples = {})
+      : config_(config), model_(model), samples_(std::move(samples)) {}
 
   void note(const std::string& text);
   /// `peak_flops`: what MFU is told against; 0: there is none. A step that achieves more has no
@@ -41,6 +48,7 @@ class RunOutputs {
 
   const Config& config_;
   const Model& model_;
+  SamplesBySource samples_;
   bool is_open_ = false;
   std::optional<RunLog> log_;
   std::optional<CsvLog> csv_;

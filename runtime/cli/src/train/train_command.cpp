@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -43,18 +44,20 @@
 namespace tessera::cli {
 namespace {
 
-void print_header(const Config& config, const GptChoice& choice, const TokenDataset& dataset,
+void print_header(const Config& config, const GptChoice& choice, const DataMixture& dataset,
                   const TrainingPlan& plan) {
   const TrainerOptions& options = plan.options;
+  const bool has_examples = std::ranges::any_of(
+      dataset.sources(), [](const auto& source) { return source.kind() == DataKind::kExamples; });
   const std::int64_t positions_per_step =
       sample_division(options).samples_per_step() * config.get<std::int64_t>("sequence_length");
   std::cout << describe_model(plan) << "\n"
             << wrapped(describe_ranks(options), kColumns, 2) << "\n"
             << "binding: " << describe(*options.binding) << "\n"
-            << "data: " << with_commas(dataset.tokens()) << " tokens from "
+            << "data: " << describe_tokens(dataset) << " from "
             << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
-            << with_commas(positions_per_step)
-            << (dataset.kind() == DataKind::kExamples ? " positions" : "") << " per step\n"
+            << with_commas(positions_per_step) << (has_examples ? " positions" : "")
+            << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
   if (plan.checkpoint_bytes > 0) {
     std::cout << "checkpoints: " << format_bytes(plan.checkpoint_bytes) << " per rank, and "
@@ -68,7 +71,10 @@ void print_header(const Config& config, const GptChoice& choice, const TokenData
                            choice.pretrained->format(), decoding.empty() ? "" : "; ", decoding));
   }
   for (std::string& line : describe_data(dataset, choice)) lines.push_back(std::move(line));
-  std::vector<std::string> notes = dataset.notes();
+  std::vector<std::string> notes;
+  for (const TokenDataset& source : dataset.sources()) {
+    notes.insert(notes.end(), source.notes().begin(), source.notes().end());
+  }
   notes.push_back(epochs_note(config, dataset));
   notes.push_back(device_note(config, options));
   for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
@@ -140,7 +146,7 @@ double machine_flops(TrainerOptions options) {
 /// The options of the run, as far as the data, the other processes and memory decide them.
 TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const Launcher& launcher,
                                 const GptChoice& choice, const ExportSource& source,
-                                const Model& model, const TokenDataset& dataset,
+                                const Model& model, const DataMixture& dataset,
                                 const std::optional<TokenDataset>& evaluation) {
   std::vector<std::string> read = dataset.files();
   if (!choice.text.path.empty()) read.push_back(choice.text.path);
@@ -154,7 +160,7 @@ TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const La
   name_dtype(options.checkpoints.companions, source.dtype, NewKey::kAdded);
   options.dump_requests = dumps.requests();
   options.host_work = interruptible_work();
-  options.gather_parameters = sample_tokens(config, model, dataset) > 0;
+  options.gather_parameters = sample_tokens(config, model, dataset.sources().front()) > 0;
   if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
   join_world(launcher, config, options);
   require_same_run(config, options, initial);
@@ -186,10 +192,19 @@ struct PreparedRun {
   const GptChoice choice;
   const Model model;
   const ExportSource source;
-  const TokenDataset dataset;
+  const DataMixture dataset;
   const std::optional<TokenDataset> evaluation;
   const Trainer trainer;
 };
+
+/// How many samples of each of the data a step's end has seen, for the log; unset for one of them.
+RunOutputs::SamplesBySource samples_by_source(const PreparedRun& run) {
+  if (run.dataset.sources().size() == 1) return {};
+  return [&run](std::int64_t step) {
+    return run.dataset.samples_by_source(step *
+                                         sample_division(run.plan().options).samples_per_step());
+  };
+}
 
 /// Trains to the end or to a signal, and tells and writes every step.
 TrainingSummary train(const PreparedRun& run, RunOutputs& outputs, LossPlot& losses,
@@ -310,7 +325,7 @@ int run_train(Config config) {
   }
   const DumpWatch dumps;
   const PreparedRun run(std::move(config), dumps);
-  RunOutputs outputs(run.config, run.model);
+  RunOutputs outputs(run.config, run.model, samples_by_source(run));
   if (!run.config.get<bool>("quiet")) {
     print_header(run.config, run.choice, run.dataset, run.plan());
   }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/sharding/account_json.h"
 #include "tessera/trainer/output_file.h"
@@ -39,8 +40,10 @@ class RunLog {
   /// "date" (now, UTC, ISO 8601), "host" and "parameters"; read_config leaves those out again.
   void run(const RunIdentity& identity, const nlohmann::ordered_json& settings);
   void note(const std::string& text);
-  /// `mfu`: see model_flops_utilisation.
-  void step(const StepRecord& record, std::optional<double> mfu);
+  /// `mfu`: see model_flops_utilisation. `samples_by_source`: of each source of a mixture of data
+  /// (see DataMixture), how many samples the run has read; empty: left out.
+  void step(const StepRecord& record, std::optional<double> mfu,
+            const std::vector<std::int64_t>& samples_by_source = {});
   void evaluation(const EvaluationRecord& record);
   void checkpoint(const SaveRecord& record);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
