@@ -4,24 +4,19 @@
 #include <memory>
 #include <utility>
 
+#include "frozen_layer.h"
 #include "gpt_layers.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 
-/// Another layer, none of whose parameters is trained.
-class GptGeneration::FrozenLayer : public Layer {
+/// A layer that is not trained and that may pass over the next tokens alone.
+class GptGeneration::Pass : public gpt::FrozenLayer {
  public:
-  FrozenLayer(std::unique_ptr<Layer> layer, GptGeneration& owner)
-      : Layer(layer->name(), layer->type()),
+  Pass(std::unique_ptr<Layer> layer, GptGeneration& owner)
+      : FrozenLayer(std::move(layer)),
         owner_(owner),
-        layer_(std::move(layer)),
-        caching_(dynamic_cast<const gpt::CachingLayer*>(layer_.get())) {
-    parameters_ = layer_->parameters();
-    for (ParameterSpec& spec : parameters_) spec.trainable = false;
-    tied_parameters_ = layer_->tied_parameters();
-    reads_batch_ = layer_->reads_batch();
-  }
+        caching_(dynamic_cast<const gpt::CachingLayer*>(&inner())) {}
 
   std::int64_t kept_numel() const override {
     if (owner_.cache_ == Cache::kNone || caching_ == nullptr) return 0;
@@ -30,7 +25,7 @@ class GptGeneration::FrozenLayer : public Layer {
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     if (caching_ == nullptr || !owner_.caches(tape)) {
-      return layer_->forward(tape, input, parameters);
+      return FrozenLayer::forward(tape, input, parameters);
     }
     const gpt::CachedPass pass{.first = owner_.first_of_pass_,
                                .tokens = owner_.tokens_of_pass_,
@@ -43,17 +38,14 @@ class GptGeneration::FrozenLayer : public Layer {
   GptGeneration& owner_;
 
  private:
-  std::unique_ptr<Layer> layer_;
   const gpt::CachingLayer* caching_;  ///< the same, unless it is the head
 };
 
 /// The last layer: hands out the logits of one position. Its loss says whether to stop.
-class GptGeneration::LogitHead : public FrozenLayer {
+class GptGeneration::LogitHead : public Pass {
  public:
-  LogitHead(std::unique_ptr<Layer> head, GptGeneration& owner)
-      : FrozenLayer(std::move(head), owner) {
-    // A session's plan has a training step, too, for which there must be something to train.
-    parameters_.front().trainable = true;  // the last norm's
+  LogitHead(std::unique_ptr<Layer> head, GptGeneration& owner) : Pass(std::move(head), owner) {
+    train_first_parameter();  // the last norm's
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
@@ -61,11 +53,11 @@ class GptGeneration::LogitHead : public FrozenLayer {
     const std::int64_t rows = input.shape()[1];
     const std::int64_t prompt = rows - owner_.window();  // tuned rows in front, without a cache
     // Without targets the head gives logits.
-    Tape pass(tape.memory(), tape.stream(), {.inputs = tape.batch().inputs, .targets = {}},
-              forward_only(tape.options()));
-    const Value last =
-        pass.input(input.tensor.narrow(1, caches ? rows - 1 : prompt + owner_.position_, 1), false);
-    const Tensor logits = FrozenLayer::forward(pass, last, parameters).tensor;
+    Tape apart(tape.memory(), tape.stream(), {.inputs = tape.batch().inputs, .targets = {}},
+               forward_only(tape.options()));
+    const Value last = apart.input(
+        input.tensor.narrow(1, caches ? rows - 1 : prompt + owner_.position_, 1), false);
+    const Tensor logits = Pass::forward(apart, last, parameters).tensor;
     hand_out(tape, logits);
     Tensor loss = tape.activation(Shape{1}, DType::kFloat32, "whether to stop");
     tape.kernels().fill({.dst = loss, .value = owner_.stop_ ? 1.0F : 0.0F}, tape.stream());
@@ -73,12 +65,6 @@ class GptGeneration::LogitHead : public FrozenLayer {
   }
 
  private:
-  static TapeOptions forward_only(TapeOptions options) {
-    options.record = false;
-    options.training = false;
-    return options;
-  }
-
   void hand_out(Tape& tape, const Tensor& logits) const {
     if (owner_.taken_.exchange(true)) return;
     const TensorView to(owner_.logits_.data(), DType::kFloat32, logits.shape());
@@ -103,7 +89,7 @@ GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window, Cache
   logits_.resize(static_cast<std::size_t>(vocab_size_));
   auto& layers = model_.layers;
   for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
-    layers[i] = std::make_unique<FrozenLayer>(std::move(layers[i]), *this);
+    layers[i] = std::make_unique<Pass>(std::move(layers[i]), *this);
   }
   layers.back() = std::make_unique<LogitHead>(std::move(layers.back()), *this);
 }

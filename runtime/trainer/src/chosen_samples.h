@@ -62,36 +62,48 @@ class FirstSamples : public ChosenSamples {
   std::int64_t samples_;
 };
 
-/// Inputs that a caller has given, without targets: those of Session::forward. The source says
-/// their shapes and dtypes. Beyond the last sample that is repeated.
+/// Inputs that a caller has given, and perhaps targets: those of Session::forward. The source says
+/// their shapes and dtypes. Beyond the last sample that is repeated, without its targets.
 class GivenSamples : public ChosenSamples {
  public:
   explicit GivenSamples(const BatchSource& source) : ChosenSamples(source) {}
-  /// `inputs`: whole samples, one after the other, in host memory; at least one. While no pass
-  /// runs.
-  void give(const TensorView& inputs) { inputs_ = inputs.flat(); }
+  /// `inputs`: whole samples, one after the other, in host memory; at least one. `targets`: theirs,
+  /// or none. While no pass runs.
+  void give(const TensorView& inputs, const TensorView& targets) {
+    inputs_ = inputs.flat();
+    targets_ = targets ? targets.flat() : TensorView();
+  }
   std::int64_t sample_numel() const { return source_.input_shape(1).numel(); }
   std::int64_t samples() const { return inputs_.numel() / sample_numel(); }
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
-    const std::int64_t numel = sample_numel();
-    const TensorView to = inputs.flat();
     for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t sample = std::min(first + i, samples() - 1);
-      const TensorView from = inputs_.narrow(0, sample * numel, numel);
-      std::memcpy(to.narrow(0, i * numel, numel).data, from.data,
-                  static_cast<std::size_t>(from.bytes()));
+      copy_sample(inputs_, std::min(first + i, samples() - 1), inputs, i, n);
     }
-    if (targets.dtype == DType::kInt32) {
+    const bool are_classes = targets.dtype == DType::kInt32;
+    if (are_classes) {
       std::fill_n(targets.as<std::int32_t>(), targets.numel(), -1);
     } else {
       std::memset(targets.data, 0, static_cast<std::size_t>(targets.bytes()));
     }
-    return 0;
+    if (!targets_) return 0;
+    const std::int64_t here = std::clamp<std::int64_t>(samples() - first, 0, n);
+    for (std::int64_t i = 0; i < here; ++i) copy_sample(targets_, first + i, targets, i, n);
+    if (!are_classes) return 0;
+    const std::int32_t* const classes = targets.as<std::int32_t>();
+    return std::count_if(classes, classes + targets.numel(), [](auto c) { return c >= 0; });
   }
 
  private:
-  TensorView inputs_{};
+  static void copy_sample(const TensorView& from, std::int64_t sample, const TensorView& to,
+                          std::int64_t place, std::int64_t places) {
+    const std::int64_t numel = to.numel() / places;
+    const TensorView source = from.narrow(0, sample * numel, numel);
+    std::memcpy(to.flat().narrow(0, place * numel, numel).data, source.data,
+                static_cast<std::size_t>(source.bytes()));
+  }
+
+  TensorView inputs_{}, targets_{};
 };
 
 }  // namespace tessera

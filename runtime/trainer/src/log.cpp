@@ -93,6 +93,21 @@ nlohmann::ordered_json to_json(const EvaluationRecord& record) {
   return line;
 }
 
+nlohmann::ordered_json to_json(const MultipleChoiceRecord& record) {
+  const double accuracy = record.accuracy(), normalised = record.normalised_accuracy();
+  return {{"kind", "multiple_choice"},
+          {"questions", record.questions},
+          {"choices", record.choices},
+          {"correct", record.correct},
+          {"correct_by_length", record.correct_by_length},
+          {"acc", accuracy},
+          {"acc_stderr", or_null(record.standard_error(accuracy))},
+          {"acc_norm", normalised},
+          {"acc_norm_stderr", or_null(record.standard_error(normalised))}};
+}
+
+void RunLog::multiple_choice(const MultipleChoiceRecord& record) { write(to_json(record)); }
+
 void RunLog::evaluation(const EvaluationRecord& record) { write(to_json(record)); }
 
 void RunLog::checkpoint(const SaveRecord& record) {

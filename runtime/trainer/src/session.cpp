@@ -27,7 +27,9 @@ std::optional<StepRecord> Session::step(double learning_rate) {
 }
 std::optional<StepRecord> Session::step_ahead() { return impl_->step(impl_->planned_rate(), true); }
 EvaluationRecord Session::evaluate() { return impl_->evaluate(); }
-Session::Outputs Session::forward(const TensorView& inputs) { return impl_->forward(inputs); }
+Session::Outputs Session::forward(const TensorView& inputs, const TensorView& targets) {
+  return impl_->forward(inputs, targets);
+}
 std::string Session::save(const std::string& folder) {
   impl_->finish_save();
   impl_->begin_save(folder);

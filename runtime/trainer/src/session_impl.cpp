@@ -301,7 +301,7 @@ EvaluationRecord Session::Impl::evaluate() {
   return record;
 }
 
-Session::Outputs Session::Impl::forward(const TensorView& inputs) {
+Session::Outputs Session::Impl::forward(const TensorView& inputs, const TensorView& targets) {
   require(plan_.forward.has_value(), ErrorCode::kInvalidArgument,
           "the run was planned without forward passes of one's own: set TrainerOptions::forward");
   const std::int64_t of_sample = given_.sample_numel();
@@ -310,7 +310,13 @@ Session::Outputs Session::Impl::forward(const TensorView& inputs) {
           ErrorCode::kInvalidArgument, "forward: inputs ", inputs.shape, " of ",
           to_string(inputs.dtype), " are not whole samples, each ", source_.input_shape(1), " of ",
           to_string(source_.input_dtype()));
-  given_.give(inputs);
+  const std::int64_t of_targets = source_.target_shape(1).numel();
+  require(!targets || (targets.dtype == source_.target_dtype() && targets.is_contiguous() &&
+                       targets.numel() == inputs.numel() / of_sample * of_targets),
+          ErrorCode::kInvalidArgument, "forward: targets ", targets.shape, " of ",
+          to_string(targets.dtype), " are not those of ", inputs.numel() / of_sample,
+          " samples, each ", source_.target_shape(1), " of ", to_string(source_.target_dtype()));
+  given_.give(inputs, targets);
   const std::int64_t samples = given_.samples(), micro_batch = plan_.options.micro_batch;
   const std::int64_t per_pass = evaluation_division(plan_.options).samples_per_step();
   ForwardOutputs outputs(samples, micro_batch);

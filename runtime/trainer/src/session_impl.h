@@ -38,7 +38,7 @@ class Session::Impl {
   EvaluationRecord evaluate();
   const std::optional<BestEvaluation>& best_evaluation() const { return best_; }
   void set_best_evaluation(const BestEvaluation& best) { best_ = best; }
-  Outputs forward(const TensorView& inputs);
+  Outputs forward(const TensorView& inputs, const TensorView& targets);
   void begin_save(const std::string& folder);
   std::optional<SaveRecord> poll_save() { return saver_ ? saver_->poll() : std::nullopt; }
   std::optional<SaveRecord> finish_save();

@@ -64,7 +64,7 @@ class GptGeneration : public BatchSource {
                     TensorView targets) const override;
 
  private:
-  class FrozenLayer;
+  class Pass;
   class LogitHead;
 
   bool caches(const Tape& tape) const;

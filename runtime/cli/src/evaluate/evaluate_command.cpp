@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "commands.h"
+#include "evaluate/choice_evaluation.h"
+#include "evaluate/evaluation_output.h"
 #include "launch/same_run.h"
 #include "output/json_output.h"
 #include "output/run_report.h"
@@ -17,7 +19,6 @@
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/log.h"
-#include "tessera/trainer/output_file.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer_settings.h"
 
@@ -37,17 +38,13 @@ TokenDataset open_data(Config& config, const GptChoice& choice) {
   return *std::move(dataset);
 }
 
-/// Not of a file of settings, where it is the log of a training.
-bool wants_log(const Config& config) { return !config.is_null("log") && config.is_typed("log"); }
-
-void write_log(const Config& config, const Model& model, const EvaluationRecord& record) {
-  RunLog log(config.get<std::string>("log"), Existing::kExtend);
-  log.run({.version = TESSERA_VERSION, .parameters = parameter_count(model)}, config.values());
-  log.evaluation(record);
-}
-
 int run_evaluate(Config config, const Launcher& launcher) {
-  if (wants_log(config)) check_writable(config.get<std::string>("log"), "--log");
+  check_log(config);
+  if (config.get<std::string>("task") == "multiple-choice") {
+    return run_multiple_choice(std::move(config), launcher);
+  }
+  require(config.is_null("questions"), ErrorCode::kConfig,
+          "--questions counts those of --task multiple-choice; give --eval-tokens for a loss");
   const GptChoice choice = choose_gpt(config);
   const Model model = make_model(choice);
   const TokenDataset data = open_data(config, choice);
@@ -64,21 +61,12 @@ int run_evaluate(Config config, const Launcher& launcher) {
   Session session(model, data, options, &data);
   const EvaluationRecord record = session.evaluate();
   if (launcher.process != 0) return kExitGood;
-  if (wants_log(config)) write_log(config, model, record);
+  write_log(config, parameter_count(model), [&](RunLog& log) { log.evaluation(record); });
   if (config.get<std::string>("format") == "json") {
     write_json(std::cout, to_json(record));
     return kExitGood;
   }
-  std::cout << model.name << ", parameters "
-            << (choice.pretrained
-                    ? "of " + choice.pretrained->path()
-                    : concat("as initialised by --seed ", config.get<std::uint64_t>("seed")))
-            << "\n";
-  const std::string decoding = choice.pretrained
-                                   ? describe_decoding(choice.config, *choice.pretrained,
-                                                       config.get<std::string>("precision"))
-                                   : "";
-  if (!decoding.empty()) std::cout << decoding << "\n";
+  print_model(std::cout, choice, config);
   for (const std::string& line : describe_data(data, choice)) {
     print_line(stdout, line, 2);
   }
@@ -99,7 +87,8 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
                        .group = "Output",
                        .choices = {"text", "json"},
                        .must_agree = MustAgree::kNone};
-  std::vector<Setting> flags = joined({model_settings(), data_settings(), {format}});
+  std::vector<Setting> flags =
+      joined({model_settings(), data_settings(), choice_settings(), {format}});
   std::vector<Setting> other;
   for (Setting& setting : trainer_settings()) {
     (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));

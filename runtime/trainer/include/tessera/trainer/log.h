@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/sharding/account_json.h"
+#include "tessera/trainer/multiple_choice_record.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer.h"
 
@@ -26,10 +27,10 @@ struct RunIdentity {
 };
 
 /// A run as JSON, one object per line: "run" with every effective setting, "note" for what a user
-/// should know of how it runs, "step" per step, "evaluation" per evaluation, "checkpoint" per
-/// checkpoint, and "summary". Numbers round-trip; what JSON has no number for (nan, infinity) is
-/// null. Every line is written whole and flushed before the call returns. Throws Error{kIo} if that
-/// fails.
+/// should know of how it runs, "step" per step, "evaluation" or "multiple_choice" per evaluation,
+/// "checkpoint" per checkpoint, and "summary". Numbers round-trip; what JSON has no number for
+/// (nan, infinity) is null. Every line is written whole and flushed before the call returns. Throws
+/// Error{kIo} if that fails.
 class RunLog {
  public:
   /// Makes the file and its folder; throws at once if that is not possible. Earlier content is
@@ -45,6 +46,7 @@ class RunLog {
   void step(const StepRecord& record, std::optional<double> mfu,
             const std::vector<std::int64_t>& samples_by_source = {});
   void evaluation(const EvaluationRecord& record);
+  void multiple_choice(const MultipleChoiceRecord& record);
   void checkpoint(const SaveRecord& record);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
                const RunMeasurements& measurements);
@@ -57,6 +59,7 @@ class RunLog {
 
 /// The line of an evaluation.
 nlohmann::ordered_json to_json(const EvaluationRecord& record);
+nlohmann::ordered_json to_json(const MultipleChoiceRecord& record);
 
 /// Whether the first line of a log has a value under `key` that is no setting.
 bool is_of_run_line(std::string_view key);

@@ -71,7 +71,10 @@ class Session {
   /// it would have compared with targets comes back: the logits of ops::cross_entropy, the
   /// predictions of ops::squared_error. The ranks share the samples; the bits do not depend on how.
   /// Needs TrainerOptions::forward. Every process is given the same inputs and gets all outputs.
-  Outputs forward(const TensorView& inputs);
+  ///
+  /// `targets`: for a last layer that returns something else and reads them; as many samples, in
+  /// the source's shape and dtype. Without them int32 targets are -1 and others 0.
+  Outputs forward(const TensorView& inputs, const TensorView& targets = {});
 
   /// The fp32 master weights of all ranks, in order of declaration.
   std::vector<FullParameter> parameters();
