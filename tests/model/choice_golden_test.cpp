@@ -112,7 +112,7 @@ TEST(ChoiceGolden, ScoresHaveTheSameBitsForEveryStrategyAndNumberOfRanks) {
     }
   }
   TrainerOptions stages = one.options("full_shard", 4);
-  stages.pipeline.stages = 2;
+  stages.pipeline.ranks = 2;
   EXPECT_EQ(one.scores(stages), expected);
 }
 
