@@ -141,8 +141,7 @@ double simulated_pipeline_seconds(PipelineOrder order, int virtual_stages) {
                          .parameter_dtype = DType::kBFloat16,
                          .micro_steps = 8,
                          .accumulate_unsharded = true,
-                         .policy = {.recompute = Recompute::kFull},
-                         .updates_wait_for_norm = false});
+                         .policy = {.recompute = Recompute::kFull}});
   std::vector<std::vector<Program>> programs;
   for (const Schedule& schedule : step.ranks) programs.push_back({{&schedule, &source}});
   return simulate_step(programs, layout, model, {.micro_batch = 4, .device = DeviceKind::kCuda},

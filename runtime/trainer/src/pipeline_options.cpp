@@ -28,6 +28,9 @@ PipelineSplit resolved_pipeline(PipelineSplit pipeline) {
   } else if (pipeline.virtual_stages == 0) {
     pipeline.virtual_stages = pipeline.ranks == 1 ? 1 : usual_virtual_stages(*schedule.order);
   }
+  if (pipeline.stages() > 1 && schedule.listed.empty()) {  // throws if it has other stages
+    pipeline_passes(*schedule.order, {.ranks = pipeline.ranks, .stages = pipeline.stages()}, 0);
+  }
   return pipeline;
 }
 
