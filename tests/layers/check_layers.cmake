@@ -13,7 +13,7 @@ if(NOT IS_DIRECTORY "${ROOT}")
 endif()
 
 # Top down would read nicer, but each row uses the ones above it.
-set(modules core kernels collectives autograd sharding checkpoint lab trainer compat model embed cli)
+set(modules core kernels collectives autograd sharding checkpoint lab trainer compat model embed cli python)
 set(core_folder runtime/core)
 set(core_may "")
 set(kernels_folder kernels)
@@ -38,6 +38,8 @@ set(embed_folder runtime/embed)
 set(embed_may core kernels collectives autograd sharding checkpoint lab trainer compat model)
 set(cli_folder runtime/cli)
 set(cli_may core kernels collectives autograd sharding checkpoint lab trainer compat model)
+set(python_folder runtime/python)
+set(python_may core kernels collectives autograd sharding checkpoint lab trainer compat model cli)
 set(public_vendors "nlohmann/json(_fwd)?[.]hpp")
 
 set(shared_names gradient_sums.h)  # still to be renamed

@@ -48,6 +48,7 @@ MODULES = {
     "layers": r".*\.(h|cpp|cu)$|tests/layers/",
     "model": r"(tests/)?model/",
     "mpi": r"(tests/)?collectives/|tests/mpi/",
+    "python": r"(runtime|tests)/python/|runtime/cli/",
     "sharding": r"(runtime|tests)/sharding/",
     "tools": r"tests/tools/|bench/gpu/",
     "trainer": r"(runtime|tests)/trainer/",

@@ -24,6 +24,10 @@ inline constexpr int kExitSignal = 128;  ///< plus the signal that ended trainin
 /// Settings that only `train` has, and only `plan`.
 std::vector<Setting> train_only_settings();
 std::vector<Setting> plan_only_settings();
+/// All that `train`, `plan` and `simulate` take.
+std::vector<Setting> train_settings();
+std::vector<Setting> plan_settings();
+std::vector<Setting> simulate_settings();
 
 /// One table of several.
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);

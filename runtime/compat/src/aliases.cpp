@@ -287,6 +287,9 @@ constexpr std::string_view kOutput =
 constexpr std::string_view kNoPython =
     "what is launched is this program: 'tessera launch FLAGS -- train FLAGS'";
 constexpr std::string_view kNoCompiler = "there is no Python code to compile";
+constexpr std::string_view kTracker =
+    "metrics go to files, --tensorboard FOLDER, --csv FILE or --log FILE, and `python -m "
+    "tessera.track --to wandb FILE`, or --to mlflow, sends the last one's to a tracker";
 constexpr std::string_view kSameStart = "all ranks compute the same first parameters from the seed";
 
 constexpr FlagWithoutCounterpart kMissing[] = {
@@ -296,9 +299,9 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--use-deepspeed", "say which stage: --strategy zero1, zero2 or zero3", true},
     {"--use-parallelism-config", "say how many replicas: --replicas", true},
     {"--parallelism-config-dp-shard-size", "say how many replicas: --replicas"},
-    {"--report-to",
-     "metrics go to files: say where, --tensorboard FOLDER, --csv FILE or --log FILE", true},
-    {"--wandb", "metrics go to files: --log, --csv and --tensorboard", true},
+    {"--report-to", kTracker, true},
+    {"--log-with", kTracker, true},
+    {"--wandb", kTracker, true},
     {"--fsdp-version", "there is one way of sharding, for both versions; see --strategy", true},
     {"--fsdp-offload-params", kOffload},
     {"--fsdp-activation-checkpointing-offload", kRecompute},

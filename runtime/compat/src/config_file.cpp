@@ -42,6 +42,15 @@ std::optional<OwnKey> own_key(const compat::Node::Member& member,
   return key;
 }
 
+/// Why a key has no effect that is a flag of other programs, like "report_to"; "": it is none.
+std::string_view without_effect(const compat::Node::Member& member) {
+  const std::string flag = flag_name(setting_name(member.key));
+  const auto row = std::ranges::find_if(flags_without_counterpart(), [&](const auto& missing) {
+    return missing.is_taken && flag.starts_with(missing.beginning);
+  });
+  return row == flags_without_counterpart().end() ? "" : row->why;
+}
+
 void translate_own(const compat::Document& document, const std::vector<Setting>& table,
                    ConfigTranslation& translation) {
   std::vector<std::string> names;
@@ -59,6 +68,17 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
     const std::string where = compat::at_line(document.path, member.line);
     const std::optional<OwnKey> own = known.contains(name) ? std::nullopt : own_key(member, known);
     if (own) name = own->setting;
+    if (const std::string_view why = without_effect(member);
+        !known.contains(name) && !why.empty()) {
+      translation.entries.push_back({.key = member.key,
+                                     .file = document.path,
+                                     .line = member.line,
+                                     .value = member.value.json(),
+                                     .outcome = KeyOutcome::kNoEffect,
+                                     .note = std::string(why),
+                                     .announce = true});
+      continue;
+    }
     if (!known.contains(name)) {
       const bool suggest = ++unknown <= compat::kMostSuggestions;
       const std::string nearest = suggest ? nearest_name(name, names) : "";

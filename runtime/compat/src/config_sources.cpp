@@ -71,7 +71,6 @@ std::string ConfigEntry::where() const { return line > 0 ? concat(file, ":", lin
 std::vector<std::string> ConfigTranslation::announcements() const {
   std::vector<std::string> lines;
   if (!note.empty()) lines.push_back(concat(path, ": ", note));
-  if (dialect == ConfigDialect::kTessera) return lines;
   std::vector<std::string> silent;
   for (const ConfigEntry& entry : entries) {
     const bool absent = entry.outcome == KeyOutcome::kDerived;

@@ -23,7 +23,8 @@ constexpr const char* kSlots = "gathers are bounded by slots; see prefetch_forwa
 constexpr const char* kSwitch =
     "does not switch recomputation on, there or here; --recompute full does";
 constexpr const char* kTracker =
-    "metrics go to files: --tensorboard DIR, --csv FILE or --log FILE writes them";
+    "metrics go to files: --tensorboard DIR, --csv FILE or --log FILE writes them, and `python -m tessera.track --to "
+    "wandb FILE` sends the last one's to a tracker";
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
 #include <unistd.h>
@@ -43,9 +44,17 @@ std::string file_name(const std::string& path) {
   return std::filesystem::path(path).filename().string();
 }
 
+/// The shared library that this is a part of, as a Python extension is; "" in a program.
+std::string own_library() {
+  Dl_info own{};
+  const bool found = dladdr(reinterpret_cast<const void*>(&own_library), &own) != 0;
+  return found && file_name(own.dli_fname).find(".so") != std::string::npos ? own.dli_fname : "";
+}
+
 /// Tessera's modules that are loaded now.
 std::vector<std::string> loaded_modules() {
   std::vector<std::string> paths;
+  if (const std::string own = own_library(); !own.empty()) paths.push_back(own);
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* list) {
         const std::string path = info->dlpi_name;

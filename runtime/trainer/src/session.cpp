@@ -65,6 +65,13 @@ void Session::set_parameters(const ParameterValues& values) {
   impl_->change_state([&](RankSeat& seat) { seat.executor.set_parameters(values); });
 }
 
+void Session::states(
+    const std::function<void(const TrainingState& state, Stream& stream)>& receive) {
+  impl_->run_alone([&](RankSeat& seat) {
+    seat.executor.run_apart([&](Stream& stream) { receive(seat.state, stream); });
+  });
+}
+
 std::vector<std::string> Session::notes() {
   std::vector<std::string> notes = plan().notes;
   notes.insert(notes.end(), impl_->notes().begin(), impl_->notes().end());

@@ -23,16 +23,6 @@
 namespace tessera::cli {
 namespace {
 
-nlohmann::ordered_json json_of(const Config& config) {
-  auto files = nlohmann::ordered_json::array();
-  for (const ConfigTranslation& file : config.translations()) files.push_back(cli::json_of(file));
-  auto settings = nlohmann::ordered_json::object();
-  for (const auto& [name, value] : config.values().items()) {
-    settings[name] = {{"value", value}, {"source", config.source(name)}};
-  }
-  return {{"kind", "explain"}, {"files", files}, {"settings", settings}};
-}
-
 /// The command line of `tessera explain`.
 struct ExplainRequest {
   std::string path{};
@@ -118,7 +108,7 @@ int run_explain(Config config, const ExplainRequest& request,
   if (!note.empty()) std::cerr << "note: " << note << "\n";
   set_effective(config, options);
   if (request.json) {
-    nlohmann::ordered_json object = json_of(config);
+    nlohmann::ordered_json object = explanation_of(config);
     if (!fixed.is_null()) object["fixed"] = fixed;
     write_json(std::cout, object);
     return kExitGood;

@@ -293,4 +293,14 @@ nlohmann::ordered_json json_of(const ConfigTranslation& translation) {
           {"entries", entries}};
 }
 
+nlohmann::ordered_json explanation_of(const Config& config) {
+  auto files = nlohmann::ordered_json::array();
+  for (const ConfigTranslation& file : config.translations()) files.push_back(json_of(file));
+  auto settings = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : config.values().items()) {
+    settings[name] = {{"value", value}, {"source", config.source(name)}};
+  }
+  return {{"kind", "explain"}, {"files", files}, {"settings", settings}};
+}
+
 }  // namespace tessera::cli

@@ -28,5 +28,8 @@ std::string show(const nlohmann::ordered_json& value);
 
 /// All that is known of a file's keys.
 nlohmann::ordered_json json_of(const ConfigTranslation& translation);
+/// The files that were read, and each setting with its value and its source: `tessera explain
+/// --json`.
+nlohmann::ordered_json explanation_of(const Config& config);
 
 }  // namespace tessera::cli

@@ -12,6 +12,7 @@
 #include "output/terminal.h"
 #include "output/text_table.h"
 #include "plan/fit_setting.h"
+#include "plan/fitted_plan.h"
 #include "plan/planned_run.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
@@ -22,7 +23,6 @@
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/passes.h"
 #include "tessera/sharding/pipeline_csv.h"
-#include "tessera/sharding/schedule_json.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/log.h"
@@ -73,61 +73,6 @@ void print_header(std::ostream& out, const TrainingPlan& plan) {
   print_paragraph(out, describe_ranks(plan.options), 2);
   print_paragraph(out, "schedule  " + describe_shape(plan.schedule()), 10);
 }
-
-nlohmann::ordered_json stages_to_json(const TrainingPlan& plan) {
-  auto stages = nlohmann::ordered_json::array();
-  for (std::size_t s = 0; s < plan.stages.size(); ++s) {
-    const RankCosts& costs = plan.stages[s];
-    const std::vector<int> own = plan.step.ranks[s].pipeline.stages_of_rank(
-        static_cast<int>(s), plan.options.pipeline.ranks);
-    int layers = 0;
-    for (const int stage : own) {
-      layers += plan.options.pipeline.layers.counts[static_cast<std::size_t>(stage)];
-    }
-    stages.push_back({{"stages", own},
-                      {"layers", layers},
-                      {"peak_bytes", to_json(costs.memory)},
-                      {"host_bytes", costs.host_memory.total},
-                      {"disk_bytes", costs.disk_bytes},
-                      {"sent_bytes", sent_bytes_to_json(costs.traffic)}});
-  }
-  return stages;
-}
-
-void print_json(std::ostream& out, const Config& config, const TrainingPlan& plan,
-                const nlohmann::ordered_json& fit) {
-  nlohmann::ordered_json overhead = nlohmann::ordered_json::object();
-  for (const OverheadItem& item : gpu_overhead(plan)) overhead[item.name] = item.bytes;
-  nlohmann::ordered_json json{{"kind", "plan"},
-                              {"settings", config.values()},
-                              {"parameters", parameter_count(plan.inputs.model)},
-                              {"peak_bytes", to_json(plan.memory)},
-                              {"gpu_overhead_bytes", overhead},
-                              {"device_bytes", device_bytes(plan)},
-                              {"sent_bytes", sent_bytes_to_json(plan.traffic)},
-                              {"collectives", calls_to_json(plan.traffic)},
-                              {"gradient_sum_bytes", account_gradient_sums(plan.schedule())}};
-  if (plan.host_memory.total > 0) {
-    json["host_peak_bytes"] = to_json(plan.host_memory);
-    json["tier_copy_bytes"] = tier_copies_to_json(plan.traffic);
-  }
-  if (plan.disk_bytes > 0) {
-    json["disk_bytes"] = plan.disk_bytes;
-    json["disk_copy_bytes"] = disk_copies_to_json(plan.traffic);
-  }
-  if (!fit.is_null()) json["fit"] = fit;
-  if (plan.stages.size() == 1) {
-    json["schedule"] = to_json(plan.schedule());
-  } else {
-    json["stages"] = stages_to_json(plan);
-    for (const Schedule& schedule : plan.step.ranks) json["schedules"].push_back(to_json(schedule));
-  }
-  write_json(out, json);
-}
-
-}  // namespace
-
-namespace {
 
 std::string hex(std::uint64_t number) {
   std::array<char, 17> text{};
@@ -269,20 +214,11 @@ int run_plan(Config config) {
   const std::vector<Swept> sweep =
       parse_sweep(config.get<std::string>("sweep"), config.table(), "plan");
   if (!sweep.empty()) return print_sweep(config, sweep);
-  std::optional<FitRequest> request;
-  std::optional<FitChoice> fit;
-  const PlannedRun run(config, [&](TrainerOptions& options, const RunInputs& inputs) {
-    if (config.is_null("fit")) return;
-    request = fit_request(config, options, false);
-    note_noise(std::cerr, request->cluster.profile);
-    // It is planned for the device of the profile, whatever is here.
-    if (!config.given("device")) {
-      const bool is_gpu = request->cluster.profile.device == "cuda";
-      options.device = is_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
-    }
-    fit = apply_fit(config, options, inputs, *request);
-  });
-  const TrainingPlan& plan = run.plan;
+  const FittedPlan fitted = plan_fitted(config);
+  const std::optional<FitRequest>& request = fitted.request;
+  const std::optional<FitChoice>& fit = fitted.choice;
+  if (request) note_noise(std::cerr, request->cluster.profile);
+  const TrainingPlan& plan = fitted.run->plan;
   const TrainerOptions& options = plan.options;
   for (const std::string& note : plan.notes) std::cerr << "note: " << with_flags(note) << "\n";
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
@@ -290,8 +226,6 @@ int run_plan(Config config) {
               << ", more than its limit of " << format_bytes(options.memory_limit_bytes)
               << ": training will refuse this\n";
   }
-  set_effective(config, plan.options);
-
   if (config.get<bool>("sums")) {
     print_sums(std::cout, plan);
     return kExitGood;
@@ -304,7 +238,7 @@ int run_plan(Config config) {
   }
   const auto format = config.get<std::string>("format");
   if (format == "json") {
-    print_json(out, config, plan, fit ? to_json(*fit, *request) : nlohmann::ordered_json());
+    write_json(out, to_json(config, fitted));
   } else if (format == "schedule") {
     out << to_string(plan.step);
   } else if (format == "pipeline-csv") {
@@ -341,12 +275,16 @@ int run_plan(Config config) {
 
 }  // namespace
 
+std::vector<Setting> plan_settings() {
+  return joined({model_settings(), trainer_settings(), fit_settings(), plan_only_settings()});
+}
+
 std::function<int()> add_plan(CLI::App& app) {
   std::vector<Setting> of_train = train_only_settings();
-  const std::vector<Setting> shared = fit_settings();
-  for (const Setting& setting : shared) of_train = without(std::move(of_train), setting.name);
-  const auto command = std::make_shared<SettingsCommand>(
-      app, joined({model_settings(), trainer_settings(), shared, plan_only_settings()}), of_train);
+  for (const Setting& setting : fit_settings()) {
+    of_train = without(std::move(of_train), setting.name);
+  }
+  const auto command = std::make_shared<SettingsCommand>(app, plan_settings(), of_train);
   return [command] {
     Config config = command->config(std::cerr, kForAnyMachine);
     print_announcements(std::cerr, config);

@@ -12,9 +12,9 @@
 #include "settings/gpt_settings.h"
 #include "settings/sweep.h"
 #include "simulate/simulated_run.h"
+#include "simulate/simulated_sweep.h"
 #include "simulate/simulation_check.h"
 #include "tessera/core/error.h"
-#include "tessera/lab/pareto.h"
 #include "tessera/lab/simulate_step.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -24,7 +24,7 @@
 namespace tessera::cli {
 namespace {
 
-std::vector<Setting> simulate_settings() {
+std::vector<Setting> machine_settings() {
   return {{.name = "profile",
            .fallback = "h100-sxm",
            .help = "what the machine achieves: " + tessera::joined(builtin_profiles()) +
@@ -65,40 +65,7 @@ std::vector<Setting> simulate_settings() {
            .must_agree = MustAgree::kNone}};
 }
 
-/// A combination of the swept settings.
-struct Cell : SimulatedRun {
-  std::vector<std::string> values{};
-  bool is_best = false;  ///< no other has both less memory and less time for a token
-};
-
-int ranks_per_node(const Config& config) {
-  return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
-}
-
-/// Every combination, the last setting's values first; those that cannot be are noted.
-std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& profile,
-                               const std::vector<Swept>& sweep) {
-  std::vector<Cell> cells;
-  const auto simulate = [&](const Config& own, const std::vector<std::string>& values) {
-    Cell cell{simulate_run(own, profile, ranks_per_node(own)), values};
-    for (std::size_t i = 0; i < sweep.size(); ++i) {  // 0 stands for the strategy's own
-      if (sweep[i].name == "replicas") cell.values[i] = concat(cell.plan().options.replicas);
-    }
-    cells.push_back(std::move(cell));
-  };
-  const std::vector<LeftOut> left_out = each_combination(config, sweep, simulate);
-  note_left_out(left_out, cells.empty(), "simulated");
-  std::vector<ParetoPoint> points;
-  for (const Cell& cell : cells) {
-    points.push_back({static_cast<double>(cell.memory),
-                      static_cast<double>(cell.plan().options.ranks) / cell.tokens_per_second()});
-  }
-  const std::vector<bool> best = pareto_front(points);
-  for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
-  return cells;
-}
-
-void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
+void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProfile& profile) {
   const TrainerOptions& options = cell.plan().options;
   out << describe_model(cell.plan()) << "\n"
       << wrapped(describe_ranks(options), kColumns, 2) << "\n"
@@ -149,8 +116,8 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   }
 }
 
-void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::vector<Cell>& cells,
-                 const HardwareProfile& profile) {
+void print_sweep(std::ostream& out, const std::vector<Swept>& sweep,
+                 const std::vector<SimulatedCell>& cells, const HardwareProfile& profile) {
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   heading.emplace_back("mesh");
@@ -158,7 +125,7 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
     heading.emplace_back(column);
   }
   TextTable table(heading);
-  for (const Cell& cell : cells) {
+  for (const SimulatedCell& cell : cells) {
     std::vector<std::string> row = cell.values;
     const Mesh mesh = mesh_of(cell.plan().options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
@@ -185,37 +152,6 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
       "plan.");
 }
 
-nlohmann::ordered_json json_of(const Cell& cell) {
-  nlohmann::ordered_json lanes = nlohmann::ordered_json::object();
-  for (const Lane lane : kAllLanes) {
-    const LaneTime& time = cell.step.of(lane);
-    if (time.busy <= 0.0) continue;
-    lanes[std::string(to_string(lane))] = {{"busy_seconds", time.busy},
-                                           {"exposed_seconds", time.exposed}};
-  }
-  nlohmann::ordered_json json{
-      {"ranks", cell.plan().options.ranks},
-      {"strategy", cell.plan().options.strategy},
-      {"replicas", cell.plan().options.replicas},
-      {"step_seconds", cell.step.seconds},
-      {"tokens", cell.tokens},
-      {"tokens_per_second", cell.tokens_per_second()},
-      {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
-      {"exposed_seconds", cell.step.communication.exposed},
-      {"idle_by_stage", cell.step.idle},
-      {"lanes", lanes},
-      {"memory_bytes", cell.memory},
-      {"peak_bytes", to_json(cell.plan().memory)},
-      {"sent_bytes", sent_bytes_to_json(cell.plan().traffic)},
-      {"best", cell.is_best}};
-  if (cell.plan().host_memory.total > 0) {
-    json["host_peak_bytes"] = to_json(cell.plan().host_memory);
-    if (cell.plan().disk_bytes > 0) json["disk_bytes"] = cell.plan().disk_bytes;
-    json["tier_copy_bytes"] = tier_copies_to_json(cell.plan().traffic);
-  }
-  return json;
-}
-
 int run_simulate(const Config& config) {
   const HardwareProfile profile = find_profile(config.get<std::string>("profile"));
   if (config.get<bool>("show_profile")) {
@@ -234,16 +170,13 @@ int run_simulate(const Config& config) {
             "--trace is of one run, and --sweep of many; leave one of them out");
     check_writable(config.get<std::string>("trace"), "--trace");
   }
-  const std::vector<Cell> cells = simulate_all(config, profile, sweep);
+  const SimulatedSweep all_cells = simulate_sweep(config, profile, sweep);
+  const std::vector<SimulatedCell>& cells = all_cells.cells;
+  note_left_out(all_cells.left_out, cells.empty(), "simulated");
   if (traces) write_trace(config.get<std::string>("trace"), cells.front());
   if (config.get<std::string>("format") == "json") {
     auto all = nlohmann::ordered_json::array();
-    for (const Cell& cell : cells) {
-      nlohmann::ordered_json json = nlohmann::ordered_json::object();
-      for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = cell.values[i];
-      json.update(json_of(cell));
-      all.push_back(std::move(json));
-    }
+    for (const SimulatedCell& cell : cells) all.push_back(to_json(sweep, cell));
     write_json(std::cout, {{"kind", "simulation"}, {"profile", profile.name}, {"runs", all}});
   } else if (sweep.empty()) {
     print_cell(std::cout, cells.front(), profile);
@@ -255,12 +188,14 @@ int run_simulate(const Config& config) {
 
 }  // namespace
 
+std::vector<Setting> simulate_settings() {
+  return joined(
+      {model_settings(), without(trainer_settings(), "ranks_per_node"), machine_settings()});
+}
+
 std::function<int()> add_simulate(CLI::App& app) {
-  const auto command = std::make_shared<SettingsCommand>(
-      app,
-      joined(
-          {model_settings(), without(trainer_settings(), "ranks_per_node"), simulate_settings()}),
-      train_only_settings());
+  const auto command =
+      std::make_shared<SettingsCommand>(app, simulate_settings(), train_only_settings());
   return [command] {
     const Config config = command->config(std::cerr, kForAnyMachine);
     print_announcements(std::cerr, config);

@@ -79,9 +79,9 @@ CompanionFiles model_files(const GptChoice& choice) {
 
 }  // namespace
 
-ExportSource export_source(const Config& config, const GptChoice& choice) {
+ExportSource export_source(const Config& config, const GptChoice& choice, bool always) {
   ExportSource source;
-  const bool writes = !config.is_null("export") || !config.is_null("save");
+  const bool writes = always || !config.is_null("export") || !config.is_null("save");
   if (!writes) return source;
   const std::string resumed = resumed_checkpoint(config);
   if (choice.pretrained) {

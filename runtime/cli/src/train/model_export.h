@@ -21,8 +21,8 @@ struct ExportSource {
   DType dtype = DType::kFloat32;  ///< of its weights; fp32 if they are new
 };
 /// The source is --init, the checkpoint that is resumed, or --model; with the tokenizer of
-/// --tokenizer. Throws Error{kIo}.
-ExportSource export_source(const Config& config, const GptChoice& choice);
+/// --tokenizer. Throws Error{kIo}. `always`: although neither --export nor --save is given.
+ExportSource export_source(const Config& config, const GptChoice& choice, bool always);
 
 /// The Hugging Face folders of --export and --state-dict-type full, to which trained parameters are
 /// written one by one as they are gathered.

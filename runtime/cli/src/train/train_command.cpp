@@ -39,6 +39,7 @@
 #include "tessera/trainer/trainer_settings.h"
 #include "train/loss_plot.h"
 #include "train/model_export.h"
+#include "train/prepared_run.h"
 #include "train/run_outputs.h"
 
 namespace tessera::cli {
@@ -97,38 +98,6 @@ std::map<std::string, std::vector<float>> by_name(std::vector<FullParameter> par
   return values;
 }
 
-/// The largest micro-batch that fits every process, and says so.
-void choose_batch(Config& config, TrainerOptions& options, const RunInputs& inputs) {
-  const std::int64_t given = agreed_bytes_per_rank(options);
-  const BatchChoice choice = tessera::choose_batch({inputs.model, inputs.source}, options, given);
-  options.micro_batch = choice.micro_batch;
-  options.accumulate = choice.accumulate;
-  config.set_effective("micro_batch", choice.micro_batch);
-  config.set_effective("accumulate", choice.accumulate);
-  if (config.get<bool>("quiet")) return;
-  std::cerr << "auto-batch: micro-batch " << choice.micro_batch << ", " << choice.accumulate
-            << " micro-steps: " << format_bytes(choice.predicted_bytes) << " per rank of "
-            << format_bytes(given) << " less " << describe_room(choice);
-  if (choice.next_micro_batch) {
-    std::cerr << "; micro-batch " << *choice.next_micro_batch << " would need "
-              << format_bytes(choice.next_bytes);
-  }
-  std::cerr << "\n";
-}
-
-/// Applies the choice of --fit, and says so.
-void fit(Config& config, TrainerOptions& options, const RunInputs& inputs) {
-  if (config.is_null("fit")) return;
-  require(!config.get<bool>("auto_batch"), ErrorCode::kConfig,
-          "--fit and --auto-batch both decide what fills the memory; give one of them");
-  options.device = resolved_device(options.device);
-  options.group = resolved_group(options);
-  const FitRequest request = fit_request(config, options, true);
-  if (!config.get<bool>("quiet")) note_noise(std::cerr, request.cluster.profile);
-  const FitChoice choice = apply_fit(config, options, inputs, request);
-  if (!config.get<bool>("quiet")) print_fit(std::cerr, choice, request);
-}
-
 /// The FLOPs per second of all ranks. The ranks of this machine stand for those of others, and this
 /// process for its neighbours, which are idle now: on CPUs with as many ranks, since they share the
 /// cores, on GPUs with its own.
@@ -143,66 +112,12 @@ double machine_flops(TrainerOptions options) {
   return times * measure_matmul_flops(options);
 }
 
-/// The options of the run, as far as the data, the other processes and memory decide them.
-TrainerOptions complete_options(Config& config, const DumpWatch& dumps, const Launcher& launcher,
-                                const GptChoice& choice, const ExportSource& source,
-                                const Model& model, const DataMixture& dataset,
-                                const std::optional<TokenDataset>& evaluation) {
-  std::vector<std::string> read = dataset.files();
-  if (!choice.text.path.empty()) read.push_back(choice.text.path);
-  RunOutputs::check(config, read);
-  ModelExport::check(config);
-  config.set_effective("data_kind", to_string(dataset.kind()));
-  choose_steps(config, dataset);
-  TrainerOptions options = trainer_options(config);
-  const std::vector<NamedText> initial = adopt_parameters(choice, options);
-  options.checkpoints.companions = source.files;
-  name_dtype(options.checkpoints.companions, source.dtype, NewKey::kAdded);
-  options.dump_requests = dumps.requests();
-  options.host_work = interruptible_work();
-  options.gather_parameters = sample_tokens(config, model, dataset.sources().front()) > 0;
-  if (evaluation) options.evaluation_samples = evaluation_samples(config, *evaluation);
-  join_world(launcher, config, options);
-  require_same_run(config, options, initial);
-  const RunInputs inputs{model, dataset, evaluation ? &*evaluation : nullptr};
-  fit(config, options, inputs);
-  if (config.get<bool>("auto_batch")) choose_batch(config, options, inputs);
-  return options;
-}
-
-/// A planned run. Everything that can be wrong is found here, before a file is written.
-struct PreparedRun {
-  PreparedRun(Config settings, const DumpWatch& dumps)
-      : config(std::move(settings)),
-        choice(choose_gpt(config)),
-        model(make_model(choice)),
-        source(export_source(config, choice)),
-        dataset(open_dataset(config, choice)),
-        evaluation(open_evaluation(config, choice)),
-        trainer(
-            model, dataset,
-            complete_options(config, dumps, launcher, choice, source, model, dataset, evaluation),
-            evaluation ? &*evaluation : nullptr) {
-    set_effective(config, plan().options);
-  }
-  const TrainingPlan& plan() const { return trainer.plan(); }
-
-  const Launcher launcher = find_launcher(std::getenv);
-  Config config;
-  const GptChoice choice;
-  const Model model;
-  const ExportSource source;
-  const DataMixture dataset;
-  const std::optional<TokenDataset> evaluation;
-  const Trainer trainer;
-};
-
 /// How many samples of each of the data a step's end has seen, for the log; unset for one of them.
 RunOutputs::SamplesBySource samples_by_source(const PreparedRun& run) {
-  if (run.dataset.sources().size() == 1) return {};
+  if (run.dataset->sources().size() == 1) return {};
   return [&run](std::int64_t step) {
-    return run.dataset.samples_by_source(step *
-                                         sample_division(run.plan().options).samples_per_step());
+    return run.dataset->samples_by_source(step *
+                                          sample_division(run.plan().options).samples_per_step());
   };
 }
 
@@ -324,10 +239,11 @@ int run_train(Config config) {
     return kExitGood;
   }
   const DumpWatch dumps;
-  const PreparedRun run(std::move(config), dumps);
+  const PreparedRun run(std::move(config),
+                        {.dump_requests = dumps.requests(), .host_work = interruptible_work()});
   RunOutputs outputs(run.config, run.model, samples_by_source(run));
   if (!run.config.get<bool>("quiet")) {
-    print_header(run.config, run.choice, run.dataset, run.plan());
+    print_header(run.config, run.choice, *run.dataset, run.plan());
   }
   if (run.config.get<bool>("verbose")) print_settings(std::cout, run.config);
 
@@ -415,9 +331,12 @@ std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables) 
   return all;
 }
 
+std::vector<Setting> train_settings() {
+  return joined({model_settings(), trainer_settings(), train_only_settings()});
+}
+
 std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& app) {
-  return std::make_shared<SettingsCommand>(
-      app, joined({model_settings(), trainer_settings(), train_only_settings()}));
+  return std::make_shared<SettingsCommand>(app, train_settings());
 }
 
 std::function<int()> add_train(CLI::App& app) {

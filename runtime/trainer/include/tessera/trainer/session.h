@@ -83,6 +83,10 @@ class Session {
   /// Overwrites the parameters. `values` is asked for every one, perhaps repeatedly and by several
   /// threads at once. The optimizer's state stays as it is.
   void set_parameters(const ParameterValues& values);
+  /// Hands over the training state of each rank of this process as it is between steps, with a
+  /// stream of its device: on the rank's own thread, of several ranks at once. The tensors lie
+  /// where they do as long as the session lives; the next step changes them.
+  void states(const std::function<void(const TrainingState& state, Stream& stream)>& receive);
 
   /// Writes a checkpoint of the run as it is after steps() steps to `folder`, as step_N (see
   /// checkpoint_folder.h); a run that resumes from it gives the bits that this one gives from here
