@@ -47,7 +47,8 @@ BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>
                            .place = adapter.place,
                            .first_row = adapter.module.first_row,
                            .scale = adapter.scale,
-                           .dropout = adapter.dropout});
+                           .dropout = adapter.dropout,
+                           .has_magnitudes = adapter.has_magnitudes});
       std::ranges::move(adapter.parameters, std::back_inserter(parameters));
     }
   }
@@ -57,31 +58,44 @@ bool BlockAdapters::adapt(std::size_t parameter) const {
   return std::ranges::find(adapters_, parameter, &Adapter::weight) != adapters_.end();
 }
 
+/// Columns of y with scale * B A x, rescaled by DoRA.
+Value BlockAdapters::add_product(Tape& tape, Value y, const Value& x, const Adapter& adapter,
+                                 const Parameter& weight, std::span<Parameter> parameters) {
+  const ops::LowRank product{.a = parameters[adapter.first],
+                             .b = parameters[adapter.first + 1],
+                             .scale = adapter.scale,
+                             .first_column = adapter.first_row};
+  y = ops::add_low_rank(tape, std::move(y), ops::dropout(tape, x, adapter.dropout), product);
+  if (!adapter.has_magnitudes) return y;
+  const TensorView rows = weight.value.narrow(0, adapter.first_row, product.b.value.shape[0]);
+  y = ops::divide_by_row_norms(tape, std::move(y), rows, product);
+  return ops::scale_columns(tape, std::move(y), parameters[adapter.first + 2], adapter.first_row);
+}
+
 Value BlockAdapters::linear(Tape& tape, Value x, Parameter& weight, Parameter* bias,
                             std::span<Parameter> parameters, const Value* residual) const {
   const auto index = static_cast<std::size_t>(&weight - parameters.data());
   std::vector<const Adapter*> here;
-  bool scales_output = false;
+  bool scales_output = false, has_magnitudes = false;
   for (const Adapter& adapter : adapters_) {
     if (adapter.weight != index) continue;
     here.push_back(&adapter);
-    scales_output = scales_output || adapter.place == Place::kOutput;
+    scales_output = scales_output || adapter.scales_output();
+    has_magnitudes = has_magnitudes || adapter.has_magnitudes;
     if (adapter.place != Place::kInput) continue;
     x = ops::scale_columns(tape, std::move(x), parameters[adapter.first]);
   }
-  // A residual is not scaled: it is added behind what scales the output.
-  Value y = ops::linear(tape, x, weight, bias, scales_output ? nullptr : residual);
+  // A residual is not scaled: it is added behind what scales the output; nor is DoRA's bias.
+  Value y = ops::linear(tape, x, weight, has_magnitudes ? nullptr : bias,
+                        scales_output ? nullptr : residual);
   for (const Adapter* adapter : here) {
     if (adapter->place == Place::kOutput) {
       y = ops::scale_columns(tape, std::move(y), parameters[adapter->first], adapter->first_row);
     } else if (adapter->place == Place::kBeside) {
-      y = ops::add_low_rank(tape, std::move(y), ops::dropout(tape, x, adapter->dropout),
-                            {.a = parameters[adapter->first],
-                             .b = parameters[adapter->first + 1],
-                             .scale = adapter->scale,
-                             .first_column = adapter->first_row});
+      y = add_product(tape, std::move(y), x, *adapter, weight, parameters);
     }
   }
+  if (has_magnitudes && bias != nullptr) y = ops::add_bias(tape, std::move(y), *bias);
   if (!scales_output || residual == nullptr) return y;
   return ops::add(tape, std::move(y), *residual);
 }

@@ -46,11 +46,15 @@ class BlockAdapters {
   using Place = adapter::ModuleAdapter::Place;
   struct Adapter {
     std::size_t weight = 0;  ///< index of the parameter
-    std::size_t first = 0;   ///< index of its own; A is in front of B
+    std::size_t first = 0;   ///< index of its own: A, B [and magnitudes], or l
     Place place = Place::kBeside;
     std::int64_t first_row = 0;
     float scale = 1.0F, dropout = 0.0F;  ///< of kBeside
+    bool has_magnitudes = false;         ///< DoRA
+    bool scales_output() const { return place == Place::kOutput || has_magnitudes; }
   };
+  static Value add_product(Tape& tape, Value y, const Value& x, const Adapter& adapter,
+                           const Parameter& weight, std::span<Parameter> parameters);
   std::vector<Adapter> adapters_;
 };
 

@@ -215,6 +215,78 @@ TEST_F(Ops, ScaleColumnsOfAnOutput) {
                 }});
 }
 
+/// y whose columns from `first` on are divided by the norms of the rows of weight + scale * b a.
+Doubles row_norm_oracle(Doubles y, const Doubles& weight, const Doubles& b, const Doubles& a,
+                        std::size_t inputs, double scale, std::size_t columns, std::size_t first) {
+  const std::size_t rank = a.size() / inputs, outputs = weight.size() / inputs;
+  for (std::size_t o = 0; o < outputs; ++o) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < inputs; ++i) {
+      double value = weight[o * inputs + i];
+      for (std::size_t r = 0; r < rank; ++r) {
+        value += scale * b[o * rank + r] * a[r * inputs + i];
+      }
+      sum += value * value;
+    }
+    for (std::size_t row = 0; row < y.size() / columns; ++row) {
+      y[row * columns + first + o] /= std::sqrt(sum);
+    }
+  }
+  return y;
+}
+
+// Of neighbouring columns, beside others that are as they were. The matrix of which norms are taken
+// is no parameter here, so that they are constants.
+TEST_F(Ops, DividesByRowNorms) {
+  Doubles weight(10), a(10), b(4);  // (2, 5), (2, 5), (2, 2)
+  for (std::size_t i = 0; i < 10; ++i) weight[i] = 0.3 + 0.1 * static_cast<double>(i % 4);
+  for (std::size_t i = 0; i < 10; ++i) a[i] = 0.2 - 0.1 * static_cast<double>(i % 3);
+  for (std::size_t i = 0; i < 4; ++i) b[i] = 0.5 - 0.3 * static_cast<double>(i);
+  const auto floats = [](const Doubles& from) {
+    return std::vector<float>(from.begin(), from.end());
+  };
+  auto w = floats(weight), af = floats(a), bf = floats(b);
+  const auto view = [](std::vector<float>& values, Shape shape) {
+    return TensorView(values.data(), DType::kFloat32, std::move(shape));
+  };
+  Parameter low_a{.value = view(af, {2, 5}), .gradient = {}};
+  Parameter low_b{.value = view(bf, {2, 2}), .gradient = {}};
+  check_op(memory_, *stream_,
+           {.inputs = {{2, 3, 5}},
+            .parameters = {{7, 5}},
+            .run =
+                [&](Tape& t, Values& x, Parameters& p) {
+                  Value y = ops::linear(t, x[0], *p[0], nullptr);
+                  y = ops::divide_by_row_norms(
+                      t, std::move(y), view(w, {2, 5}),
+                      {.a = low_a, .b = low_b, .scale = 0.7F, .first_column = 3});
+                  return ops::gelu(t, std::move(y));
+                },
+            .oracle =
+                [&](const auto& in) {
+                  return gelu_oracle(row_norm_oracle(linear_oracle(in[0], in[1], {}, 5), weight, b,
+                                                     a, 5, 0.7, 7, 3));
+                }});
+}
+
+TEST_F(Ops, AddsAFrozenBias) {
+  std::vector<float> values{0.5F, -1.0F, 2.0F};
+  const Parameter bias{.value = TensorView(values.data(), DType::kFloat32, Shape{3}),
+                       .gradient = {},
+                       .trainable = false};
+  check_op(memory_, *stream_,
+           {.inputs = {{4, 5}},
+            .parameters = {{3, 5}},
+            .run =
+                [&](Tape& t, Values& x, Parameters& p) {
+                  return ops::gelu(t, ops::add_bias(t, ops::linear(t, x[0], *p[0], nullptr), bias));
+                },
+            .oracle =
+                [](const auto& a) {
+                  return gelu_oracle(linear_oracle(a[0], a[1], {0.5, -1.0, 2.0}, 5));
+                }});
+}
+
 TEST_F(Ops, ActivationsBetweenProjections) {
   check_op(memory_, *stream_,
            {.inputs = {{5, 4}},

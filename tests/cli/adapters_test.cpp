@@ -66,6 +66,45 @@ TEST_F(AdaptersOnTheCommandLine, AreTrainedBesideAQuantisedBase) {
   EXPECT_THAT(refused.err, HasSubstr("--base-format nf4 is for matrices that are not trained"));
 }
 
+// What new ones take from the base's weights is the same in every rank, and in whoever goes on.
+TEST_F(AdaptersOnTheCommandLine, BeginWithWhatTheyTakeFromTheBase) {
+  const std::string base = path("base");
+  ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);
+  const double before = std::stod(loss_of({"--init", base}));
+  for (const std::string lora :
+       {"r=4,targets=all-linear,dora=true", "r=4,targets=q_proj,init=pissa",
+        "r=3,targets=k_proj,up_proj,dora=true,init=pissa"}) {
+    SCOPED_TRACE(lora);
+    const std::string folder = path(lora);
+    const std::string begun = loss_of({"--init", base, "--lora", lora});
+    EXPECT_NEAR(std::stod(begun), before, 1e-5 * before);
+    EXPECT_EQ(loss_of({"--init", base, "--lora", lora, "--ranks", "3", "--strategy", "full_shard"}),
+              begun);
+    const ProgramResult tuned =
+        train({"--init", base, "--lora", lora, "--strategy", "full_shard", "--learning-rate",
+               "1e-2", "--export", folder, "--save", folder + "_saved", "--log", folder + ".log"});
+    ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+    const json summary = read_log(lora + ".log").back();
+    EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
+    EXPECT_EQ(summary["sent_bytes"]["predicted"], summary["sent_bytes"]["counted"]);
+    const std::string trained = loss_of({"--init", base, "--adapter", folder});
+    EXPECT_LT(std::stod(trained), before);
+    EXPECT_EQ(loss_of({"--init", folder + "_saved"}), trained);
+    const ProgramResult merged =
+        run({"checkpoint", "merge-adapter", base, folder, folder + "_merged"});
+    ASSERT_EQ(merged.exit_code, 0) << merged.err;
+    EXPECT_NEAR(std::stod(loss_of({"--init", folder + "_merged"})), std::stod(trained), 1e-5);
+    const ProgramResult resumed = train(
+        {"--init", base, "--lora", lora, "--strategy", "zero1", "--resume", folder + "_saved"},
+        "5");
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  }
+  const ProgramResult refused = train({"--model", "llama-tiny", "--lora", "dora=true"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("DoRA and PiSSA begin with what they take from a model's "
+                                     "weights; give --init the model"));
+}
+
 // A folder is written once in the format, and then says itself what it is.
 TEST_F(AdaptersOnTheCommandLine, KeepTheFormatOfAQuantisedFolder) {
   const std::string base = path("base"), folder = path("folder"), adapter = path("adapter");

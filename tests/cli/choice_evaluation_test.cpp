@@ -45,7 +45,7 @@ TEST_F(ChoiceEvaluation, HasTheFiguresOfTheHarness) {
         run(command(write_questions(file), {"--format", "json", "--log", path(file + ".log")}));
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const json record = json::parse(result.out);
-    const json& expected = golden().at("models").at("llama").at(file);
+    const json expected = golden().at("models").at("llama").at(file);
     EXPECT_EQ(record.at("kind"), "multiple_choice");
     EXPECT_EQ(record.at("questions"), 40);
     EXPECT_EQ(record.at("choices"), file == "plain" ? 119 : 160);

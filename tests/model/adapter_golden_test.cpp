@@ -56,6 +56,30 @@ class AdapterGolden : public ::testing::TestWithParam<std::string> {
     return stored_tensors(folder.path("adapter"), kWeights);
   }
 
+  bool takes_from_base() const {
+    const LoraOptions* const lora = adapted_.config().adapter.lora();
+    return lora != nullptr &&
+           (lora->dora || lora->initialization == LoraOptions::Initialization::kPissa);
+  }
+
+  /// Of new adapters, which have no values but those that they take from the base; a default A is
+  /// of no matter, since B is zero.
+  std::vector<float> logits_of_derived(const PretrainedGpt& begun) const {
+    const Model model = make_gpt(begun.config());
+    InitialValues values;
+    for (const auto& layer : model.layers) {
+      for (const ParameterSpec& spec : layer->parameters()) {
+        auto& own = values[spec.name];
+        own.resize(static_cast<std::size_t>(spec.shape.numel()));
+        const bool is_default =
+            begun.config().adapter.lora()->initialization != LoraOptions::Initialization::kPissa &&
+            (spec.name.ends_with("lora_A.weight") || spec.name.ends_with("lora_B.weight"));
+        if (!is_default) begun.read(spec.name, own);
+      }
+    }
+    return compute(golden_, model, values, DType::kFloat32, false).logits;
+  }
+
   std::vector<float> logits_of(const PretrainedGpt& pretrained) const {
     const Model model = make_gpt(pretrained.config());
     return compute(golden_, model, values_in(pretrained, model), DType::kFloat32, false).logits;
@@ -89,11 +113,19 @@ TEST_P(AdapterGolden, TwentyStepsStayWithPeftUnderEveryStrategy) {
   }
 }
 
-// B is zero, and vectors are ones: not a bit of the base model's logits changes.
+// B is zero, and vectors are ones: not a bit of the base model's logits changes. DoRA divides by
+// norms and multiplies by them, and PiSSA adds what it has subtracted.
 TEST_P(AdapterGolden, NewAdaptersAreTheBaseModel) {
   const PretrainedGpt fresh = open_adapter(base_, kAdapters + GetParam() + "_new");
   const std::vector<float> expected = logits_of(base_);
-  EXPECT_EQ(logits_of(fresh), expected);
+  if (takes_from_base()) {
+    EXPECT_LT(relative_error(logits_of(fresh), expected), 1e-5);
+    // And so do those that no file has.
+    const PretrainedGpt begun = with_adapter(base_, fresh.config().adapter);
+    EXPECT_LT(relative_error(logits_of_derived(begun), expected), 1e-5);
+  } else {
+    EXPECT_EQ(logits_of(fresh), expected);
+  }
   EXPECT_LT(relative_error(expected, golden_.floats("base_logits")), 1e-5);
 }
 
@@ -119,7 +151,8 @@ TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
 INSTANTIATE_TEST_SUITE_P(All, AdapterGolden,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2", "llama_ia3",
                                            "gpt2_ia3", "qwen2_ia3", "phi3_ia3", "gemma2",
-                                           "gemma3_ia3"),
+                                           "gemma3_ia3", "llama_dora", "gpt2_dora", "qwen2_dora",
+                                           "llama_pissa", "gpt2_pissa"),
                          [](const auto& test) { return test.param; });
 
 /// A copy of an adapter's folder in which one text of its configuration is another.
@@ -143,7 +176,7 @@ std::string error_of_edited(const std::string& from, const std::string& to,
 
 /// As they stand in a model's own state, whose adapter has a name.
 TEST(AdapterFolders, TakesNamesWithTheNameOfTheAdapter) {
-  for (const std::string name : {"llama", "llama_ia3"}) {
+  for (const std::string name : {"llama", "llama_ia3", "llama_dora"}) {
     const TemporaryFolder folder;
     const std::filesystem::path from = kAdapters + name;
     std::filesystem::create_directories(folder.path("adapter"));
@@ -162,6 +195,7 @@ TEST(AdapterFolders, TakesNamesWithTheNameOfTheAdapter) {
         const std::size_t at = entry.name.find("." + part);
         if (at != std::string::npos) entry.name.insert(at + 1 + part.size(), ".default");
       }
+      if (entry.name.ends_with("lora_magnitude_vector")) entry.name += ".default.weight";
       entries.push_back(std::move(entry));
     }
     std::ofstream(folder.path("adapter/adapter_model.safetensors"), std::ios::binary)
@@ -175,7 +209,13 @@ TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {
   using testing::HasSubstr;
   EXPECT_EQ(error_of_edited("\"use_dora\": false", "\"use_dora\": null"), "");
   EXPECT_THAT(error_of_edited("\"use_dora\": false", "\"use_dora\": true"),
-              HasSubstr("use_dora is true; Tessera's LoRA does not have it"));
+              HasSubstr("missing:\n  base_model.model.model.layers.0.self_attn.q_proj."
+                        "lora_magnitude_vector\n"));
+  EXPECT_THAT(error_of_edited("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.1", "llama_dora"),
+              HasSubstr("dropout is 0.1, and DoRA (use_dora) has none here"));
+  EXPECT_THAT(
+      error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_16\""),
+      HasSubstr("that begins at random; Tessera has the exact decomposition, \"pissa\""));
   EXPECT_THAT(error_of_edited("\"LORA\"", "\"ADALORA\""),
               HasSubstr("peft_type is \"ADALORA\"; Tessera has LORA, IA3 and PROMPT_TUNING"));
   EXPECT_THAT(error_of_edited("\"init_ia3_weights\"", "\"new_thing\": 3, \"init_ia3_weights\"",
@@ -184,8 +224,9 @@ TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {
   EXPECT_THAT(error_of_edited("\"down_proj\"\n", "\"o_proj\"\n", "llama_ia3"),
               HasSubstr("feed-forward module 'o_proj' is not among the targets"));
   EXPECT_THAT(error_of_edited("\"bias\": \"none\"", "\"bias\": \"all\""), HasSubstr("bias is"));
-  EXPECT_THAT(error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\""),
-              HasSubstr("init_lora_weights is \"pissa\""));
+  EXPECT_THAT(error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"olora\""),
+              HasSubstr("init_lora_weights is \"olora\"; Tessera has true, false, \"gaussian\" and "
+                        "\"pissa\""));
   EXPECT_THAT(error_of_edited("\"use_rslora\"", "\"use_new_thing\": 3, \"use_rslora\""),
               HasSubstr("Tessera does not know this key"));
 }
@@ -218,6 +259,10 @@ TEST(AdapterFolders, ReadsTheFlagOfLora) {
   EXPECT_EQ(parse_adapter("lora", "", llama).targets,
             (std::vector<std::string>{"q_proj", "v_proj"}));
   EXPECT_EQ(parse_adapter("lora", "targets=all-linear", llama).target_pattern, "all-linear");
+  const LoraOptions begun = *parse_adapter("lora", "dora=true,init=pissa", llama).lora();
+  EXPECT_TRUE(begun.dora);
+  EXPECT_EQ(begun.initialization, LoraOptions::Initialization::kPissa);
+  EXPECT_THROW(parse_adapter("lora", "init=svd", llama), Error);
   EXPECT_THROW(parse_adapter("lora", "rank=3", llama), Error);
   EXPECT_THROW(parse_adapter("lora", "r=0", llama), Error);
   EXPECT_THROW(parse_adapter("lora", "r=2,", base_of("phi3").config()), Error);

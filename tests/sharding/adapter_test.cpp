@@ -12,6 +12,9 @@ namespace {
 const AdapterConfig kLora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
                           .target_pattern = "all-linear"};
 
+const AdapterConfig kDora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dora = true},
+                          .target_pattern = "all-linear"};
+
 const AdapterConfig kIa3{.kind = Ia3Options{.feedforward_pattern = ".*(down|o|mlp.c)_proj"},
                          .target_pattern = "all-linear"};
 
@@ -73,6 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
                     AdapterCase{"gpt2_bf16", kLora, GptFamily::kGpt2, DType::kBFloat16},
                     AdapterCase{"llama_fp32", kLora, GptFamily::kLlama, DType::kFloat32},
                     AdapterCase{"llama_bf16", kLora, GptFamily::kLlama, DType::kBFloat16},
+                    AdapterCase{"gpt2_bf16_dora", kDora, GptFamily::kGpt2, DType::kBFloat16},
+                    AdapterCase{"llama_fp32_dora", kDora, GptFamily::kLlama, DType::kFloat32},
                     AdapterCase{"gpt2_bf16_ia3", kIa3, GptFamily::kGpt2, DType::kBFloat16},
                     AdapterCase{"llama_fp32_ia3", kIa3, GptFamily::kLlama, DType::kFloat32}),
     [](const auto& test) { return test.param.name; });

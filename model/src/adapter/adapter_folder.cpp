@@ -42,6 +42,30 @@ std::shared_ptr<PretrainedGpt::Files> copy_of_base(const PretrainedGpt& base,
   return files;
 }
 
+/// Makes the values that the adapters of `files` take from the base's weights. `fresh`: they are in
+/// no file.
+void derive(PretrainedGpt::Files& files, const PretrainedGpt& base, bool fresh) {
+  const LoraOptions* const lora = files.config.adapter.lora();
+  if (lora == nullptr) return;
+  using Initialization = LoraOptions::Initialization;
+  require(
+      lora->initialization != Initialization::kPissa || files.stored_format == WeightFormat::kNone,
+      ErrorCode::kConfig, "'", files.path, "' is stored in ", to_string(files.stored_format),
+      ", and PiSSA takes its factors out of the weights; give the model that is not quantised");
+  require(!fresh || !lora->dora || lora->initialization != Initialization::kRandomB,
+          ErrorCode::kConfig,
+          "LoRA: init_lora_weights is false, which is for tests, and DoRA (use_dora) begins with "
+          "the weights' norms; set it to true");
+  files.derived = std::make_unique<adapter::DerivedParameters>(
+      files.config, fresh,
+      [base](std::string_view parameter, std::int64_t first, std::span<float> values) {
+        pretrained::read_base(base, parameter, first, values);
+      });
+  for (const auto& [name, shape] : files.derived->shapes()) {
+    files.places[name] = {.shape = shape};
+  }
+}
+
 /// A tensor of an adapter's file: a parameter of ours, or some of its rows.
 struct AdapterTensor {
   std::string name;       ///< in the file
@@ -104,6 +128,10 @@ void require_same_names(const std::vector<AdapterTensor>& wanted,
 
 /// The name in PEFT's file: in a model's own state, names have the adapter's, "default", in them.
 std::string saved_name(std::string name) {
+  constexpr std::string_view kMagnitudes = ".lora_magnitude_vector.default.weight";
+  if (name.ends_with(kMagnitudes)) {  // a module in the model, and a tensor in the file
+    return name.substr(0, name.size() - std::string_view(".default.weight").size());
+  }
   for (const std::string_view part : {"lora_A", "lora_B", "ia3_l", "modules_to_save"}) {
     const std::string in_model = concat(".", part, ".default");
     const std::size_t at = name.find(in_model);
@@ -158,6 +186,7 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
   files->format += concat(", with new ", adapter::row_of(adapter).described(adapter));
+  derive(*files, base, true);
   add_fresh(*files);
   return PretrainedGpt(std::move(files));
 }
@@ -184,6 +213,7 @@ PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
   files->format +=
       concat(", with ", adapter::row_of(adapter).described(adapter), " from '", path, "'");
   add_weights(*files, (fs::path(path) / kWeightsFile).string());
+  derive(*files, base, false);
   return PretrainedGpt(std::move(files));
 }
 
@@ -249,6 +279,15 @@ void add_product(std::span<float> rows, std::span<const float> b, std::span<cons
 
 using adapter::ModuleAdapter;
 
+/// rows (O, I), each times its magnitude / its norm: DoRA's.
+void rescale_rows(std::span<float> rows, std::span<const float> magnitudes) {
+  const std::size_t columns = rows.size() / magnitudes.size();
+  const std::vector<float> norms = adapter::row_norms(rows, columns);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] *= magnitudes[i / columns] / norms[i / columns];
+  }
+}
+
 /// Applies an adapter to a module's rows of its matrix (outputs, inputs) or of its bias (outputs).
 void merge(const PretrainedGpt& adapted, const ModuleAdapter& adapter, const Shape& shape,
            std::span<float> values) {
@@ -268,6 +307,7 @@ void merge(const PretrainedGpt& adapted, const ModuleAdapter& adapter, const Sha
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= own[0][i % columns];
   } else if (!is_bias) {
     add_product(rows, own[1], own[0], own[0].size() / columns, adapter.scale);
+    if (adapter.has_magnitudes) rescale_rows(rows, own[2]);
   }
 }
 

@@ -32,7 +32,9 @@ struct ModuleAdapter {
   Place place = Place::kBeside;
   float scale = 1.0F;
   float dropout = 0.0F;
-  std::vector<ParameterSpec> parameters;  ///< A and B, or l
+  bool has_magnitudes = false;  ///< of kBeside: the sum's columns are rescaled, by DoRA
+  /// A, B and, if it has some, magnitudes (rows); or l.
+  std::vector<ParameterSpec> parameters;
 };
 
 /// Those of one of our parameters, in order of rows; none if it is no matrix of a linear module, or

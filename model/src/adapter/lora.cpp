@@ -16,16 +16,25 @@ using nlohmann::json;
 using Initialization = LoraOptions::Initialization;
 
 /// Keys that change what is computed and have no meaning here.
-constexpr std::array<std::string_view, 20> kRefused{"use_dora",          "lora_bias",
-                                                    "target_parameters", "layer_replication",
-                                                    "use_qalora",        "alora_invocation_tokens",
-                                                    "arrow_config",      "trainable_token_indices",
-                                                    "use_bdlora",        "kasa_config",
-                                                    "velora_config",     "monteclora_config",
-                                                    "megatron_config",   "corda_config",
-                                                    "eva_config",        "loftq_config",
-                                                    "lora_ga_config",    "ensure_weight_tying",
-                                                    "trainable_tokens",  "runtime_config"};
+constexpr std::array<std::string_view, 19> kRefused{"lora_bias",
+                                                    "target_parameters",
+                                                    "layer_replication",
+                                                    "use_qalora",
+                                                    "alora_invocation_tokens",
+                                                    "arrow_config",
+                                                    "trainable_token_indices",
+                                                    "use_bdlora",
+                                                    "kasa_config",
+                                                    "velora_config",
+                                                    "monteclora_config",
+                                                    "megatron_config",
+                                                    "corda_config",
+                                                    "eva_config",
+                                                    "loftq_config",
+                                                    "lora_ga_config",
+                                                    "ensure_weight_tying",
+                                                    "trainable_tokens",
+                                                    "runtime_config"};
 /// Keys without a meaning for what is computed.
 constexpr std::array<std::string_view, 2> kIgnored{"megatron_core", "qalora_group_size"};
 
@@ -35,11 +44,26 @@ Initialization read_initialization(const JsonReader& reader) {
   if (value.is_null() || value == true) return Initialization::kDefault;
   if (value == false) return Initialization::kRandomB;
   if (value == "gaussian") return Initialization::kGaussian;
-  reader.refuse(kKey, "Tessera has true, false and \"gaussian\"");
+  if (value == "pissa") return Initialization::kPissa;
+  const bool is_approximate =
+      value.is_string() && value.get_ref<const std::string&>().starts_with("pissa_niter_");
+  reader.refuse(kKey, is_approximate
+                          ? "that begins at random; Tessera has the exact decomposition, \"pissa\""
+                          : "Tessera has true, false, \"gaussian\" and \"pissa\"");
+}
+
+/// Reads the name that a setting has.
+Initialization parse_initialization(const std::string& name) {
+  if (name == "default") return Initialization::kDefault;
+  if (name == "gaussian") return Initialization::kGaussian;
+  if (name == "pissa") return Initialization::kPissa;
+  fail(ErrorCode::kConfig, kLora.shown.name, ": init is '", name,
+       "'; it may be default, gaussian and pissa");
 }
 
 json initialization_json(Initialization initialization) {
   if (initialization == Initialization::kGaussian) return "gaussian";
+  if (initialization == Initialization::kPissa) return "pissa";
   return initialization == Initialization::kDefault;
 }
 
@@ -59,15 +83,16 @@ AdapterConfig parse(std::string_view text, const GptConfig& config) {
   AdapterConfig adapter;
   LoraOptions lora;
   double dropout = 0.0;
-  bool gaussian = false;
   std::vector<SettingKey> keys{integer_key("r", lora.rank), number_key("alpha", lora.alpha),
                                number_key("dropout", dropout)};
   for (SettingKey& key : target_keys(adapter)) keys.push_back(std::move(key));
   keys.push_back(choice_key("rslora", "false", "true", lora.rank_stabilized));
-  keys.push_back(choice_key("init", "default", "gaussian", gaussian));
+  keys.push_back(choice_key("dora", "false", "true", lora.dora));
+  keys.push_back({"init", [&](const std::vector<std::string>& values) {
+                    lora.initialization = parse_initialization(values.front());
+                  }});
   read_settings(text, kLora.shown.name, keys);
   lora.dropout = static_cast<float>(dropout);
-  if (gaussian) lora.initialization = Initialization::kGaussian;
   adapter.kind = std::move(lora);
   fill_targets(adapter, family_of(config).lora_targets);
   return adapter;
@@ -86,7 +111,7 @@ json write(const AdapterConfig& adapter, const GptConfig& config) {
       {"lora_dropout", std::stod(concat(lora.dropout))},  // 0.05, not 0.05000000074505806
       {"r", lora.rank},
       {"rank_pattern", lora.rank_pattern},
-      {"use_dora", false},
+      {"use_dora", lora.dora},
       {"use_rslora", lora.rank_stabilized},
   });
   return object;
@@ -102,6 +127,7 @@ void read(const JsonReader& reader, const GptConfig& config, AdapterConfig& adap
   lora.alpha = reader.number("lora_alpha", 8.0);
   lora.dropout = static_cast<float>(reader.number("lora_dropout", 0.0));
   lora.rank_stabilized = reader.flag("use_rslora", false);
+  lora.dora = reader.flag("use_dora", false);
   lora.initialization = read_initialization(reader);
   lora.layers_pattern = reader.names("layers_pattern");
   lora.layers = read_layers(reader);
@@ -124,6 +150,8 @@ void check(const AdapterConfig& adapter, const GptConfig& config) {
   require(std::isfinite(lora.alpha), ErrorCode::kConfig, "LoRA: alpha is not finite");
   require(lora.dropout >= 0.0F && lora.dropout < 1.0F, ErrorCode::kConfig, "LoRA: dropout is ",
           lora.dropout, "; it must be at least 0 and below 1");
+  require(!lora.dora || lora.dropout == 0.0F, ErrorCode::kConfig, "LoRA: dropout is ", lora.dropout,
+          ", and DoRA (use_dora) has none here; set lora_dropout to 0");
   check_targets(adapter, config);
 }
 
@@ -155,11 +183,12 @@ std::optional<ModuleAdapter> at(const AdapterConfig& adapter, const Module& modu
   const auto divisor = static_cast<double>(rank);
   const bool gaussian = lora.initialization == Initialization::kGaussian;
   const bool random_b = lora.initialization == Initialization::kRandomB;
-  return ModuleAdapter{
+  ModuleAdapter result{
       .module = module,
       .place = ModuleAdapter::Place::kBeside,
       .scale = static_cast<float>(alpha / (lora.rank_stabilized ? std::sqrt(divisor) : divisor)),
       .dropout = lora.dropout,
+      .has_magnitudes = lora.dora,
       .parameters = {{.name = module.name + ".lora_A.weight",
                       .shape = {rank, module.inputs},
                       .initializer = gaussian ? Initializer::normal(1.0F / static_cast<float>(rank))
@@ -167,6 +196,13 @@ std::optional<ModuleAdapter> at(const AdapterConfig& adapter, const Module& modu
                      {.name = module.name + ".lora_B.weight",
                       .shape = {module.rows, rank},
                       .initializer = random_b ? uniform(rank) : Initializer::constant(0)}}};
+  if (lora.dora) {
+    result.parameters.push_back({.name = module.name + ".lora_magnitude_vector",
+                                 .shape = {module.rows},
+                                 .initializer = Initializer::constant(1),
+                                 .weight_decay_scale = 0.0F});
+  }
+  return result;
 }
 
 }  // namespace
@@ -178,8 +214,8 @@ constinit const Kind kLora{
               .name = "LoRA",
               .help = "new LoRA adapters, such as r=16,alpha=32,targets=q_proj,v_proj; also "
                       "dropout, targets=all-linear, pattern (a regular expression instead of "
-                      "targets), exclude, save (modules that are trained themselves), rslora "
-                      "and init [as PEFT has them: r=8,alpha=8]"},
+                      "targets), exclude, save (modules that are trained themselves), rslora, "
+                      "dora and init=gaussian or pissa [as PEFT has them: r=8,alpha=8]"},
     .parse = lora::parse,
     .write = lora::write,
     .read = lora::read,
@@ -188,7 +224,8 @@ constinit const Kind kLora{
     .check = lora::check,
     .described =
         [](const AdapterConfig& adapter) {
-          return concat("adapters of rank ", adapter.lora()->rank);
+          return concat(adapter.lora()->dora ? "DoRA " : "", "adapters of rank ",
+                        adapter.lora()->rank);
         },
     .at = lora::at};
 

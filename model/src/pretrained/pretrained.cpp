@@ -46,13 +46,26 @@ std::int64_t read_interval(const std::vector<InputFile>& files, const Place& pla
   return bytes;
 }
 
+/// Reads elements of a parameter of `from`, whose adapters may derive it or take something from it.
+std::int64_t read_interval(const PretrainedGpt::Files& from, std::string_view name,
+                           const Place& place, std::int64_t first, std::span<float> values) {
+  if (from.derived == nullptr) return read_interval(from.files, place, first, values);
+  if (from.derived->shapes().contains(name)) {
+    from.derived->read(name, first, values);
+    return 0;
+  }
+  const std::int64_t bytes = read_interval(from.files, place, first, values);
+  from.derived->subtract(name, first, values);
+  return bytes;
+}
+
 /// Reads or quantises a whole parameter, as many bytes as `to` has; `values` is for its values.
 /// Returns the bytes that were read.
-std::int64_t read_quantized(const std::vector<InputFile>& files, const Place& place,
+std::int64_t read_quantized(const PretrainedGpt::Files& from, const Place& place,
                             const ParameterSpec& spec, std::vector<float>& values,
                             std::span<std::byte> to) {
   if (pretrained::is_stored_in(place, spec.format)) {
-    return pretrained::read_stored(files, place, to);
+    return pretrained::read_stored(from.files, place, to);
   }
   for (const Part& part : place.parts) {
     const WeightFormat stored = part.quantized.format;
@@ -61,7 +74,7 @@ std::int64_t read_quantized(const std::vector<InputFile>& files, const Place& pl
             to_string(spec.format), "; keep its format, or take the model that is not quantised");
   }
   values.resize(as_size(spec.shape.numel()));
-  const std::int64_t bytes = read_interval(files, place, 0, values);
+  const std::int64_t bytes = read_interval(from, spec.name, place, 0, values);
   quantize(spec.format, spec.shape, values, to, spec.name, spec.joined);
   return bytes;
 }
@@ -103,6 +116,15 @@ const Place& place_of(const pretrained::Places& places, std::string_view name, s
 }  // namespace
 
 namespace pretrained {
+
+void read_base(const PretrainedGpt& base, std::string_view name, std::int64_t first,
+               std::span<float> values) {
+  const PretrainedGpt::Files& files = base.files();
+  const auto place = files.places.find(name);
+  require(place != files.places.end(), ErrorCode::kNotFound, "'", files.path,
+          "' has no parameter '", name, "'");
+  read_interval(files.files, place->second, first, values);
+}
 
 std::int64_t size_of(Format format) { return format == Format::kFloat32 ? 4 : 2; }
 
@@ -198,7 +220,7 @@ void PretrainedGpt::read(std::string_view name, std::span<float> values) const {
     std::vector<std::byte> bytes = files_->checkpoint->read_bytes(std::string(name));
     return dequantize(place, bytes, values);
   }
-  read_interval(files_->files, place, 0, values);
+  read_interval(*files_, name, place, 0, values);
 }
 
 std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
@@ -229,7 +251,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
           [&](const ParameterSpec& spec, std::span<std::byte> to) {
             const Place& place =
                 place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
-            bytes += read_quantized(files_->files, place, spec, values, to);
+            bytes += read_quantized(*files_, place, spec, values, to);
             advance_work(state.work(), HostTask::kLoad, bytes_of_values(spec.shape.numel()));
           },
           stream);
@@ -243,7 +265,7 @@ std::int64_t PretrainedGpt::load(TrainingState& state, Stream& stream) const {
           place_of(files_->places, spec.name, as_size(spec.shape.numel()), files_->path);
       for (std::int64_t begin = 0; begin < piece.elements.numel; begin += kBlock) {
         values.resize(as_size(std::min(kBlock, piece.elements.numel - begin)));
-        bytes += read_interval(files_->files, place, piece.elements.begin + begin, values);
+        bytes += read_interval(*files_, spec.name, place, piece.elements.begin + begin, values);
         write_part(state, tensor, piece.first + begin, values, stream);
         if (master != nullptr) write_part(state, *master, piece.first + begin, values, stream);
         advance_work(state.work(), HostTask::kLoad, bytes_of_values(std::ssize(values)));

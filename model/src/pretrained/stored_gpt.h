@@ -5,9 +5,12 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "adapter/derived_parameters.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/input_file.h"
@@ -95,12 +98,18 @@ struct PretrainedGpt::Files {
   WeightFormat stored_format = WeightFormat::kNone;
   /// Adapters that are in no file: they start as a new model's do.
   std::set<std::string, std::less<>> fresh{};
+  /// Derives values of adapters from the base's weights; null: there are none.
+  std::unique_ptr<adapter::DerivedParameters> derived{};
   /// Instead of `files`: one of our own, whose reader is one thread's at a time.
   std::unique_ptr<SavedParameters> checkpoint{};
   mutable std::mutex mutex{};
 };
 
 namespace pretrained {
+
+/// Elements of a parameter from `first` on, of a base without adapters that is no checkpoint.
+void read_base(const PretrainedGpt& base, std::string_view name, std::int64_t first,
+               std::span<float> values);
 
 /// Gives the configuration of a model that gets adapters the format in which `files` have it.
 void keep_stored_format(PretrainedGpt::Files& files);

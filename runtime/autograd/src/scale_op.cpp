@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "op_support.h"
+#include "scale_parts.h"
 
 // What (IA)^3 multiplies an input or an output of a linear layer by:
 //
@@ -106,6 +106,22 @@ Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_co
 
   Saved saved = !keeps ? Saved() : all ? Saved(x) : Saved(kept, nullptr);
   return tape.split_output(std::move(y), ScaleBackward{x.id, std::move(saved), columns, scale});
+}
+
+Value scale_columns_by(Tape& tape, Value x, Tensor scale, std::int64_t first_column) {
+  const Columns columns{first_column, scale.numel()};
+  const TensorView place = columns.of(x.tensor);
+  tape.kernels().scale_columns_forward({.x = place, .scale = scale, .y = place}, tape.stream());
+  tape.charge(elementwise_cost(place, 1, 2));
+  auto backward = [x_id = x.id, columns, scale = std::move(scale)](Tape& t, Tensor dy) {
+    Tensor dx = input_gradient_memory(t, dy, columns);
+    t.kernels().scale_columns_backward({.dy = columns.of(dy), .scale = scale, .dx = columns.of(dx)},
+                                       t.stream());
+    t.charge(elementwise_cost(columns.of(dx), 1, 2));
+    dy = {};
+    t.add_gradient(x_id, std::move(dx));
+  };
+  return tape.split_output(std::move(x.tensor), std::move(backward));
 }
 
 }  // namespace tessera::ops

@@ -22,12 +22,19 @@ struct LoraOptions {
     kDefault,   ///< A uniform in (-1, 1) / sqrt(inputs), B zero
     kGaussian,  ///< A normal with standard deviation 1 / r, B zero
     kRandomB,   ///< A as by default, B uniform in (-1, 1) / sqrt(r): not the base model, for tests
+    /// PiSSA (Meng et al. 2024): of the singular value decomposition of W, the r largest singular
+    /// values are in scale * B A, sqrt(s) in either factor, and the frozen W is the rest.
+    kPissa,
   };
 
   std::int64_t rank = 8;  ///< r
   double alpha = 8.0;     ///< scale = alpha / r
   float dropout = 0.0F;
   bool rank_stabilized = false;  ///< scale = alpha / sqrt(r) (Kalajdzievski 2023)
+  /// DoRA (Liu et al. 2024): y = m / n * (W x + scale * B A x) with a trained vector m (outputs)
+  /// and n (outputs), the norms of the rows of W + scale * B A, which count as constants in
+  /// backward. m begins as the norms of the rows of W.
+  bool dora = false;
   Initialization initialization = Initialization::kDefault;
   std::vector<std::int64_t> layers{};         ///< of the targets, those of these blocks; empty: all
   std::vector<std::string> layers_pattern{};  ///< what stands before a block's number

@@ -215,6 +215,13 @@ Model make_model(const GptChoice& choice) {
 }
 
 std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions& options) {
+  const LoraOptions* const lora = choice.config.adapter.lora();
+  const bool takes_from_base =
+      lora != nullptr &&
+      (lora->dora || lora->initialization == LoraOptions::Initialization::kPissa);
+  require(choice.pretrained.has_value() || !takes_from_base, ErrorCode::kConfig,
+          "DoRA and PiSSA begin with what they take from a model's weights; give --init the model, "
+          "or leave them out of --lora");
   if (!choice.pretrained) return {};
   options.initial_parameters = [from = *choice.pretrained](TrainingState& state, Stream& stream) {
     from.load(state, stream);

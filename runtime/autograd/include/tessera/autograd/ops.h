@@ -37,6 +37,15 @@ Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& low_rank)
 /// becomes the product, and must be held by nothing else. A scale of ones changes no bit.
 Value scale_columns(Tape& tape, Value x, Parameter& scale, std::int64_t first_column = 0);
 
+/// y (..., Y) whose columns [first_column, first_column + O) are divided, each by the norm of a row
+/// of weight (O, I) + scale * b a, as DoRA does (Liu et al. 2024, section 4.3). The norms count as
+/// constants: no gradient flows to what they are of. `y` becomes the quotient; it must be held by
+/// nothing else.
+Value divide_by_row_norms(Tape& tape, Value y, const TensorView& weight, const LowRank& low_rank);
+
+/// y (..., Y) + bias (Y), which is frozen. `y` becomes the sum; it must be held by nothing else.
+Value add_bias(Tape& tape, Value y, const Parameter& bias);
+
 struct MlpParameters {
   Parameter& weight;                     ///< (H, I)
   Parameter* bias = nullptr;             ///< (H)
