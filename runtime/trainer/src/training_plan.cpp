@@ -20,8 +20,14 @@
 namespace tessera {
 namespace {
 
-/// Stages work at the same time on as many micro-steps.
-int evaluation_micro_steps(const TrainerOptions& options) { return options.pipeline.stages; }
+/// Stages work at the same time on as many micro-steps, if there are samples for these.
+int evaluation_micro_steps(const TrainerOptions& options) {
+  const int stages = options.pipeline.stages;
+  if (options.evaluation_samples < 1) return stages;
+  const std::int64_t of_micro_step = options.micro_batch * (options.ranks / stages);
+  const std::int64_t needed = (options.evaluation_samples + of_micro_step - 1) / of_micro_step;
+  return static_cast<int>(std::min<std::int64_t>(stages, needed));
+}
 
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {
