@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
+#include <limits>
 #include <optional>
-#include <tuple>
 
 #include "tessera/core/error.h"
 
@@ -75,10 +74,14 @@ class Lowering {
       : passes_(passes),
         shape_(shape),
         prefetch_(static_cast<std::size_t>(prefetch)),
+        place_(keys(), kNowhere),
+        done_(keys(), 0),
+        there_(keys(), 0),
+        unsent_(2 * passes.size(), 0),
         next_(passes.size(), 0),
         events_(passes.size()) {
     for (const Passes& own : passes) {
-      for (std::size_t p = 0; p < own.size(); ++p) place_[key(own[p])] = p;
+      for (std::size_t p = 0; p < own.size(); ++p) place_.at(key(own[p])) = p;
     }
   }
 
@@ -91,8 +94,20 @@ class Lowering {
   }
 
  private:
-  using Key = std::tuple<int, int, bool>;
-  static Key key(const StagePass& pass) { return {pass.stage, pass.micro_step, pass.backward}; }
+  static constexpr std::size_t kKinds = 2;  // of passes: forward and backward
+  static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
+
+  /// The index of a pass among all that there can be.
+  std::size_t key(const StagePass& pass) const {
+    return (static_cast<std::size_t>(pass.stage) * static_cast<std::size_t>(shape_.micro_steps) +
+            static_cast<std::size_t>(pass.micro_step)) *
+               kKinds +
+           (pass.backward ? 1 : 0);
+  }
+  std::size_t keys() const {
+    return kKinds * static_cast<std::size_t>(shape_.stages) *
+           static_cast<std::size_t>(shape_.micro_steps);
+  }
   std::size_t rank_of(int stage) const { return static_cast<std::size_t>(shape_.rank_of(stage)); }
 
   bool is_done() const {
@@ -107,30 +122,29 @@ class Lowering {
     std::erase_if(waiting_, [&](const StagePass& made) {
       const StagePass user = *user_of(shape_, made);
       const std::size_t from = rank_of(made.stage), to = rank_of(user.stage);
-      const auto place = place_.find(key(user));
-      if (place == place_.end() || next_[to] + prefetch_ < place->second) return false;
+      const std::size_t place = place_.at(key(user));
+      if (place == kNowhere || next_[to] + prefetch_ < place) return false;
       events_[from].push_back({StageEvent::Kind::kSend, made, static_cast<int>(to)});
       events_[to].push_back({StageEvent::Kind::kReceive, made, static_cast<int>(from)});
-      there_[key(user)] = true;
+      there_[key(user)] = 1;
+      --unsent(made);
       return true;
     });
     return waiting_.size() != before;
   }
 
-  /// Whether there is a slot for the message that a pass makes.
-  bool has_slot(const StagePass& pass) const {
-    const auto unsent = std::ranges::count_if(waiting_, [&](const StagePass& other) {
-      return rank_of(other.stage) == rank_of(pass.stage) && other.backward == pass.backward;
-    });
-    return static_cast<std::size_t>(unsent) <= prefetch_;
+  /// Messages in the direction of a pass's that wait on its rank.
+  std::size_t& unsent(const StagePass& pass) {
+    return unsent_[2 * rank_of(pass.stage) + (pass.backward ? 1 : 0)];
   }
 
-  /// Whether a pass has what it needs. A backward needs the same stage's forward as well.
+  /// Whether a pass has what it needs, a slot for the message that it makes among it. A backward
+  /// needs the same stage's forward as well.
   bool is_ready(const StagePass& pass) {
-    if (pass.backward && !done_[{pass.stage, pass.micro_step, false}]) return false;
-    if (!has_slot(pass)) return false;
+    if (pass.backward && done_[key({pass.stage, pass.micro_step, false})] == 0) return false;
+    if (unsent(pass) > prefetch_) return false;
     const bool is_at_the_end = pass.backward ? pass.stage + 1 == shape_.stages : pass.stage == 0;
-    return is_at_the_end || there_[key(pass)];
+    return is_at_the_end || there_[key(pass)] != 0;
   }
 
   /// One of each rank, of those that are ready as this begins.
@@ -145,13 +159,14 @@ class Lowering {
       const std::size_t rank = rank_of(pass.stage);
       ++next_[rank];
       events_[rank].push_back({StageEvent::Kind::kPass, pass});
-      done_[key(pass)] = true;
+      done_[key(pass)] = 1;
       const std::optional<StagePass> user = user_of(shape_, pass);
       if (!user) continue;
       if (rank_of(user->stage) == rank) {
-        there_[key(*user)] = true;
+        there_[key(*user)] = 1;
       } else {
         waiting_.push_back(pass);
+        ++unsent(pass);
       }
     }
     return !ran.empty();
@@ -169,11 +184,13 @@ class Lowering {
   const std::vector<Passes>& passes_;
   const PipelineShape& shape_;
   const std::size_t prefetch_;
-  std::map<Key, std::size_t> place_;  ///< of a pass among those of its rank
-  std::map<Key, bool> done_;
-  std::map<Key, bool> there_;       ///< what a pass needs of another stage
-  std::vector<StagePass> waiting_;  ///< passes whose messages are to be sent
-  std::vector<std::size_t> next_;   ///< by rank
+  // By key, so that a step takes time in proportion to its passes.
+  std::vector<std::size_t> place_;  ///< of a pass among those of its rank
+  std::vector<char> done_;
+  std::vector<char> there_;          ///< what a pass needs of another stage
+  std::vector<StagePass> waiting_;   ///< passes whose messages are to be sent
+  std::vector<std::size_t> unsent_;  ///< how many of them, by rank and direction
+  std::vector<std::size_t> next_;    ///< by rank
   std::vector<std::vector<StageEvent>> events_;
 };
 
