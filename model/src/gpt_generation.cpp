@@ -6,12 +6,13 @@
 
 #include "frozen_layer.h"
 #include "gpt_layers.h"
+#include "tessera/autograd/partial_passes.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 
 /// A layer that is not trained and that may pass over the next tokens alone.
-class GptGeneration::Pass : public gpt::FrozenLayer {
+class GptGeneration::Pass : public gpt::FrozenLayer, public PartialPasses {
  public:
   Pass(std::unique_ptr<Layer> layer, GptGeneration& owner)
       : FrozenLayer(std::move(layer)),
@@ -21,6 +22,12 @@ class GptGeneration::Pass : public gpt::FrozenLayer {
   std::int64_t kept_numel() const override {
     if (owner_.cache_ == Cache::kNone || caching_ == nullptr) return 0;
     return caching_->cache_numel(owner_.prompt_ + owner_.window());
+  }
+
+  Shape pass_shape(const Shape& whole) const override {
+    if (owner_.cache_ == Cache::kNone) return whole;
+    const std::int64_t prompt = owner_.first_of_pass_ == 0 ? owner_.prompt_ : 0;
+    return whole.with(1, prompt + owner_.tokens_of_pass_);
   }
 
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
@@ -66,7 +73,8 @@ class GptGeneration::LogitHead : public Pass {
 
  private:
   void hand_out(Tape& tape, const Tensor& logits) const {
-    if (owner_.taken_.exchange(true)) return;
+    // A plan is of no text.
+    if (!owner_.is_read_ || owner_.has_logits_.exchange(true)) return;
     const TensorView to(owner_.logits_.data(), DType::kFloat32, logits.shape());
     if (tape.memory().device().host_accessible()) {
       tape.kernels().cast({.src = logits, .dst = to}, tape.stream());
@@ -111,9 +119,8 @@ void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop
   // The beginning that is the same as in the last context, if there was a pass over it, needs no
   // other pass. The last token does: its logits are wanted.
   const auto same = std::ranges::mismatch(context_, context).in1 - context_.begin();
-  const bool has_passed = taken_ && !context_.empty();
   first_of_pass_ =
-      has_passed ? std::min<std::int64_t>(same, static_cast<std::int64_t>(context.size()) - 1) : 0;
+      is_read_ ? std::min<std::int64_t>(same, static_cast<std::int64_t>(context.size()) - 1) : 0;
   tokens_of_pass_ = static_cast<std::int64_t>(context.size()) - first_of_pass_;
   if (cache_ == Cache::kNone) {
     first_of_pass_ = 0;
@@ -123,7 +130,15 @@ void GptGeneration::set_context(std::span<const std::int32_t> context, bool stop
   std::fill(std::ranges::copy(context, tokens_.begin()).out, tokens_.end(), 0);
   position_ = static_cast<std::int64_t>(context.size()) - 1;
   stop_ = stop;
-  taken_ = false;
+  is_read_ = false;
+  has_logits_ = false;
+}
+
+void GptGeneration::set_logits(std::span<const float> logits) {
+  require(logits.size() == logits_.size(), ErrorCode::kInvalidArgument, logits.size(),
+          " logits are given, and the vocabulary has ", logits_.size(), " tokens");
+  std::ranges::copy(logits, logits_.begin());
+  has_logits_ = true;
 }
 
 std::int64_t GptGeneration::fill(std::int64_t /*first*/, std::int64_t micro_batch,
@@ -131,6 +146,7 @@ std::int64_t GptGeneration::fill(std::int64_t /*first*/, std::int64_t micro_batc
   for (std::int64_t i = 0; i < micro_batch; ++i) {
     std::ranges::copy(tokens_, inputs.as<std::int32_t>() + i * window());
   }
+  is_read_ = true;
   std::fill_n(targets.as<std::int32_t>(), micro_batch, 0);
   return micro_batch;
 }

@@ -79,6 +79,19 @@ TEST_F(Generate, RunsInSeveralProcesses) {
   EXPECT_THAT(result.out, HasSubstr(text.substr(0, text.find('\n'))));
 }
 
+TEST_F(Generate, StagesInSeveralProcessesWriteOneText) {
+  const std::string text = generate({}).out;
+  for (const char* cache : {"true", "false"}) {
+    std::vector<std::string> launched{"launch", "--processes", "2", "--ranks-per-process",
+                                      "1",      "--"};
+    const std::vector<std::string> command = words({"--pipeline", "2", "--use-cache", cache});
+    launched.insert(launched.end(), command.begin(), command.end());
+    const ProgramResult result = run(launched);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr(text.substr(0, text.find('\n'))));
+  }
+}
+
 TEST_F(Generate, EndsWhenItIsInterrupted) {
   const ProgramResult result = run(words({"--ranks", "2"}, 1000000), [&](pid_t pid) {
     test::await([this] { return test::read_file(path("stdout")).size() >= 20; });

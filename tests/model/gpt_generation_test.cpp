@@ -195,6 +195,87 @@ TEST(GptGeneration, ACacheGivesTheSameTextOnAnyNumberOfRanks) {
   }
 }
 
+/// A text, and the logits of each of its tokens.
+struct StagedText {
+  Tokens tokens;
+  std::vector<std::vector<float>> logits;
+  bool operator==(const StagedText&) const = default;
+};
+
+/// By `ranks` of each of as many stages as `layers` has numbers of layers. There is a context
+/// before the session, whose messages have room for passes over the whole window all the same.
+StagedText staged_text(const GptConfig& config, GptGeneration::Cache cache,
+                       const std::vector<int>& layers, int ranks = 1) {
+  TrainerOptions options = options_of("full_shard", static_cast<int>(layers.size()) * ranks);
+  options.pipeline.ranks = static_cast<int>(layers.size());
+  options.pipeline.layers.counts = layers;
+  options.pipeline.tied_apart = true;
+  options.check_collectives = true;
+  options.evaluation_samples = ranks;
+  GptGeneration gpt(config, 16, cache);
+  gpt.set_context(kPrompt);
+  Session session(gpt.model(), gpt, options, &gpt);
+  StagedText text;
+  const GenerateOptions drawn{.tokens = 15, .context_length = 16, .temperature = 0.9F, .seed = 3};
+  text.tokens = generate(drawn, kPrompt, [&](std::span<const std::int32_t> context) {
+    gpt.set_context(context);
+    session.evaluate();
+    text.logits.emplace_back(gpt.logits().begin(), gpt.logits().end());
+    return gpt.logits();
+  });
+  return text;
+}
+
+TEST(GptGeneration, StagesOfAPipelineGiveTheBitsOfOne) {
+  using enum GptGeneration::Cache;
+  GptConfig prompted = small("llama-tiny");
+  prompted.adapter.kind = PromptOptions{.tokens = 5};
+  GptConfig adapted = small("gemma2-tiny");
+  adapted.adapter = parse_adapter("lora", "r=4,alpha=64,targets=all-linear", adapted);
+  adapted.base_format = WeightFormat::kNf4;
+  for (const GptConfig& config : {small("gpt2-tiny"), prompted, adapted}) {  // of two blocks
+    for (const GptGeneration::Cache cache : {kNone, kKeysAndValues}) {
+      const StagedText one = staged_text(config, cache, {4});
+      for (const std::vector<int>& layers :
+           {std::vector{3, 1}, std::vector{1, 2, 1}, std::vector{1, 1, 1, 1}}) {
+        EXPECT_EQ(staged_text(config, cache, layers), one)
+            << config.layers << " blocks, " << layers.size() << " stages, cache "
+            << (cache == kKeysAndValues);
+      }
+    }
+  }
+  const GptConfig config = small("qwen3-tiny");
+  EXPECT_EQ(staged_text(config, kKeysAndValues, {2, 2}, 2),
+            staged_text(config, kKeysAndValues, {4}, 2));
+}
+
+TEST(GptGeneration, StagesSendTheRowsOfAPass) {
+  TrainerOptions options = options_of("full_shard", 2);
+  options.pipeline.ranks = 2;
+  options.evaluation_samples = 1;
+  GptGeneration gpt(kConfig, 12, GptGeneration::Cache::kKeysAndValues);
+  Session session(gpt.model(), gpt, options, &gpt);
+  std::int64_t sent = 0;
+  for (const std::size_t tokens : {5, 6, 7, 11}) {
+    gpt.set_context(Tokens(tokens, 7));
+    session.evaluate();
+    const std::int64_t all = session.use().front().traffic.sent_of(CollectiveKind::kSend);
+    const auto row_bytes = kConfig.width * static_cast<std::int64_t>(sizeof(float));
+    EXPECT_EQ(all - sent, gpt.pass_tokens() * row_bytes);
+    sent = all;
+  }
+}
+
+TEST(GptGeneration, TakesTheLogitsOfAnotherProcess) {
+  GptGeneration gpt(kConfig, 12);
+  EXPECT_FALSE(gpt.has_logits());
+  const std::vector<float> logits(40, 0.5F);
+  gpt.set_logits(logits);
+  EXPECT_TRUE(gpt.has_logits());
+  EXPECT_THAT(gpt.logits(), ::testing::ElementsAreArray(logits));
+  EXPECT_THROW(gpt.set_logits(std::span(logits).first(39)), Error);
+}
+
 TEST(GptGeneration, ACachePassesOverWhatDiffers) {
   const auto logits_after = [](const std::vector<Tokens>& contexts,
                                const std::vector<std::int64_t>& tokens) {

@@ -15,6 +15,9 @@ std::vector<Shape> layer_input_shapes(const Model& model, const ModelLayout& lay
                                MemoryCategory::kData, "inputs");
   batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
                                 MemoryCategory::kData, "targets");
+  // As in training: where that is not so, a pass may be over a part of the batch.
+  const Tensor key = Tensor::empty(memory, Shape{kRandomKeyWords}, DType::kInt64,
+                                   MemoryCategory::kData, "key of dropout");
   std::vector<Shape> shapes{Shape{0}};
   Tensor flowing = batch.inputs;
   if (is_compute_dtype(flowing.dtype())) {  // in the run's precision
@@ -31,7 +34,7 @@ std::vector<Shape> layer_input_shapes(const Model& model, const ModelLayout& lay
                             .trainable = flat.trainable,
                             .padded_rows = spec.row_multiple > 1 ? padded_rows(spec) : 0});
     }
-    Tape tape(memory, *stream, batch, {.record = false, .training = false});
+    Tape tape(memory, *stream, batch, {.record = false, .training = true, .random_key = key});
     const Value input = tape.input(std::move(flowing), false);
     stream->submit({.name = "forward"},
                    [&] { flowing = model.layers[l]->forward(tape, input, parameters).tensor; });

@@ -6,8 +6,10 @@
 #include <tuple>
 #include <utility>
 
+#include "tessera/autograd/partial_passes.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/plan.h"
 
 namespace tessera {
 namespace {
@@ -117,13 +119,23 @@ Tensor LayerRunner::take_input(const Action& action) {
   return input == nullptr ? Tensor() : take(input->buffer);
 }
 
+/// What this pass sends of the output of `layer`; messages are planned for passes over all.
+Shape LayerRunner::message_shape(int layer) const {
+  const Shape& whole = input_shapes_[static_cast<std::size_t>(layer) + 1];
+  const Layer* const made_by = model_.layers[static_cast<std::size_t>(layer)].get();
+  require(whole.numel() == schedule_.message_numel(layer), ErrorCode::kInvalidArgument,
+          "the output of layer '", made_by->name(), "' has ", whole.numel(),
+          " elements, but was planned with ", schedule_.message_numel(layer),
+          ": plan for the micro-batch and the model that run");
+  const auto* const partial = schedule_.purpose == Purpose::kEvaluate
+                                  ? dynamic_cast<const PartialPasses*>(made_by)
+                                  : nullptr;
+  return partial == nullptr ? whole : partial->pass_shape(whole);
+}
+
 /// The slot of a message, as far as it is the output of `layer` or its gradient.
 TensorView LayerRunner::message(const Operand& slot, int layer) const {
-  const Shape& shape = input_shapes_[static_cast<std::size_t>(layer) + 1];
-  require(shape.numel() == schedule_.message_numel(layer), ErrorCode::kInvalidArgument,
-          "the output of layer '", model_.layers[static_cast<std::size_t>(layer)]->name(), "' has ",
-          shape.numel(), " elements, but was planned with ", schedule_.message_numel(layer),
-          ": plan for the micro-batch and the model that run");
+  const Shape shape = message_shape(layer);
   return buffers_.whole(slot.buffer).narrow(0, 0, shape.numel()).reshape(shape);
 }
 

@@ -61,6 +61,8 @@ class LayerRunner {
   /// Dequantises a unit's parameters, whole, for the layers that read them.
   void decode(const Action& action, Stream& stream);
 
+  /// Elements of the message that this pass makes of a layer's output, or of its gradient.
+  std::int64_t message_numel(int layer) const { return message_shape(layer).numel(); }
   /// Copies what a layer has left to a slot for a message, or back.
   void pack(const Action& action, Stream& stream);
   void unpack(const Action& action, Stream& stream);
@@ -138,6 +140,7 @@ class LayerRunner {
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
   Tensor take_input(const Action& action);
+  Shape message_shape(int layer) const;
   TensorView message(const Operand& slot, int layer) const;
 
   std::vector<Shape> input_shapes_;  ///< by layer, with several pipeline ranks

@@ -69,7 +69,7 @@ void copy_flat(StepContext& context, const Operand& source, const Operand& targe
 TensorView message_view(StepContext& context, const Action& message, const Operand& operand) {
   const TensorView view = context.view(operand);
   if (operand.unit >= 0) return view;
-  return view.narrow(0, 0, context.schedule().message_numel(message.layer));
+  return view.narrow(0, 0, context.layers().message_numel(message.layer));
 }
 
 /// Elements of a unit's flat parameters before the operand's.

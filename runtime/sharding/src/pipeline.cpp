@@ -1,9 +1,9 @@
 #include "tessera/sharding/pipeline.h"
 
 #include <algorithm>
-#include <map>
+#include <cstddef>
+#include <limits>
 #include <optional>
-#include <set>
 
 #include "tessera/core/error.h"
 
@@ -17,22 +17,11 @@ std::string name_of(const StagePass& pass) {
                 pass.micro_step, " through stage ", pass.stage);
 }
 
-/// Passes as others need them: whichever kind makes the gradient of an input.
-struct Place {
-  int stage = 0;
-  int micro_step = 0;
-  PassKind kind = PassKind::kForward;
-  auto operator<=>(const Place&) const = default;
-};
-
-Place place_of(const StagePass& pass) {
-  return {pass.stage, pass.micro_step, pass.is_backward() ? PassKind::kBackward : pass.kind};
-}
-
-/// The pass that uses what a pass makes, if one of another stage does.
-std::optional<Place> user_of(const PipelineShape& shape, const StagePass& pass) {
+/// The pass that uses what a pass makes, if one of another stage does. A backward stands for its
+/// first part, too.
+std::optional<StagePass> user_of(const PipelineShape& shape, const StagePass& pass) {
   if (pass.kind == PassKind::kBackwardWeight) return std::nullopt;
-  Place user = place_of(pass);
+  StagePass user = pass;
   user.stage += pass.is_backward() ? -1 : 1;
   if (user.stage < 0 || user.stage >= shape.stages) return std::nullopt;
   if (pass.is_backward() && !shape.has_backward(user.stage)) return std::nullopt;
@@ -46,10 +35,14 @@ class Lowering {
       : passes_(passes),
         shape_(shape),
         prefetch_(static_cast<std::size_t>(prefetch)),
+        place_(keys(), kNowhere),
+        done_(keys(), 0),
+        there_(keys(), 0),
+        unsent_(2 * static_cast<std::size_t>(shape.stages), 0),
         next_(passes.size(), 0),
         events_(passes.size()) {
     for (const Passes& own : passes) {
-      for (std::size_t p = 0; p < own.size(); ++p) place_[place_of(own[p])] = p;
+      for (std::size_t p = 0; p < own.size(); ++p) place_.at(key(own[p])) = p;
     }
   }
 
@@ -64,6 +57,20 @@ class Lowering {
   }
 
  private:
+  static constexpr std::size_t kKinds = 3;  // forward, backward or its first part, the second part
+  static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
+
+  /// The index of a pass among all that there can be.
+  std::size_t key(const StagePass& pass) const {
+    return (static_cast<std::size_t>(pass.stage) * static_cast<std::size_t>(shape_.micro_steps) +
+            static_cast<std::size_t>(pass.micro_step)) *
+               kKinds +
+           (pass.is_backward() ? 1U : pass.kind == PassKind::kBackwardWeight ? 2U : 0U);
+  }
+  std::size_t keys() const {
+    return kKinds * static_cast<std::size_t>(shape_.stages) *
+           static_cast<std::size_t>(shape_.micro_steps);
+  }
   std::size_t rank_of(int stage) const { return static_cast<std::size_t>(shape_.rank_of(stage)); }
 
   bool is_done() const {
@@ -76,14 +83,15 @@ class Lowering {
   bool move_messages() {
     bool moved = false;
     const auto moves = [&](const StagePass& made) {
-      const Place user = *user_of(shape_, made);
+      const StagePass user = *user_of(shape_, made);
       const std::size_t from = rank_of(made.stage), to = rank_of(user.stage);
-      const auto place = place_.find(user);
-      if (place == place_.end() || next_[to] + prefetch_ < place->second) return false;
-      if (!is_next_to_arrive(to, place->second)) return false;
+      const std::size_t place = place_.at(key(user));
+      if (place == kNowhere || next_[to] + prefetch_ < place) return false;
+      if (!is_next_to_arrive(to, place)) return false;
       events_[from].push_back({StageEvent::Kind::kSend, made, static_cast<int>(to)});
       events_[to].push_back({StageEvent::Kind::kReceive, made, static_cast<int>(from)});
-      there_.insert(user);
+      there_[key(user)] = 1;
+      --unsent(made);
       return true;
     };
     while (std::erase_if(waiting_, moves) > 0) moved = true;
@@ -109,30 +117,28 @@ class Lowering {
 
   bool has_input(const StagePass& pass) const {
     const int giver = giver_of(pass);
-    return giver < 0 || giver == shape_.stages || there_.contains(place_of(pass));
+    return giver < 0 || giver == shape_.stages || there_[key(pass)] != 0;
   }
 
-  /// Whether there is a slot for the message that a pass makes: each stage has its own.
-  bool has_slot(const StagePass& pass) const {
-    const auto unsent = std::ranges::count_if(waiting_, [&](const StagePass& other) {
-      return other.stage == pass.stage && other.is_backward() == pass.is_backward();
-    });
-    return static_cast<std::size_t>(unsent) <= prefetch_;
+  /// Messages that a stage has made in the direction of a pass's and that wait. Each stage has slots
+  /// of its own for them.
+  std::size_t& unsent(const StagePass& pass) {
+    return unsent_[2 * static_cast<std::size_t>(pass.stage) + (pass.is_backward() ? 1 : 0)];
   }
 
   /// Whether a pass has what it needs, of its own stage, too, and a slot where that is asked for.
-  bool is_ready(const StagePass& pass, bool with_slot) const {
+  bool is_ready(const StagePass& pass, bool with_slot) {
     if (pass.kind == PassKind::kBackwardWeight) {
-      return done_.contains({pass.stage, pass.micro_step, PassKind::kBackward});
+      return done_[key({pass.stage, pass.micro_step, PassKind::kBackward})] != 0;
     }
-    if (pass.is_backward() && !done_.contains({pass.stage, pass.micro_step, PassKind::kForward})) {
+    if (pass.is_backward() && done_[key({pass.stage, pass.micro_step, PassKind::kForward})] == 0) {
       return false;
     }
-    return has_input(pass) && (!with_slot || !sends(pass) || has_slot(pass));
+    return has_input(pass) && (!with_slot || !sends(pass) || unsent(pass) <= prefetch_);
   }
 
   bool sends(const StagePass& pass) const {
-    const std::optional<Place> user = user_of(shape_, pass);
+    const std::optional<StagePass> user = user_of(shape_, pass);
     return user && shape_.rank_of(user->stage) != shape_.rank_of(pass.stage);
   }
 
@@ -148,13 +154,14 @@ class Lowering {
       const std::size_t rank = rank_of(pass.stage);
       ++next_[rank];
       events_[rank].push_back({StageEvent::Kind::kPass, pass});
-      done_.insert(place_of(pass));
-      const std::optional<Place> user = user_of(shape_, pass);
+      done_[key(pass)] = 1;
+      const std::optional<StagePass> user = user_of(shape_, pass);
       if (!user) continue;
       if (rank_of(user->stage) == rank) {
-        there_.insert(*user);
+        there_[key(*user)] = 1;
       } else {
         waiting_.push_back(pass);
+        ++unsent(pass);
       }
     }
     return !ran.empty();
@@ -172,11 +179,13 @@ class Lowering {
   const std::vector<Passes>& passes_;
   const PipelineShape& shape_;
   const std::size_t prefetch_;
-  std::map<Place, std::size_t> place_;  ///< of a pass among those of its rank
-  std::set<Place> done_;
-  std::set<Place> there_;           ///< passes that have what they need of another stage
-  std::vector<StagePass> waiting_;  ///< passes whose messages are to be sent
-  std::vector<std::size_t> next_;   ///< by rank
+  // By key, so that a step takes time in proportion to its passes.
+  std::vector<std::size_t> place_;  ///< of a pass among those of its rank
+  std::vector<char> done_;
+  std::vector<char> there_;          ///< passes that have what they need of another stage
+  std::vector<StagePass> waiting_;   ///< passes whose messages are to be sent
+  std::vector<std::size_t> unsent_;  ///< how many of them, by stage and direction
+  std::vector<std::size_t> next_;    ///< by rank
   std::vector<std::vector<StageEvent>> events_;
 };
 

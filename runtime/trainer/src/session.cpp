@@ -4,6 +4,7 @@
 
 #include "plan_here.h"
 #include "session_impl.h"
+#include "tessera/trainer/gather.h"
 
 namespace tessera {
 
@@ -46,6 +47,14 @@ void Session::stop() { impl_->stop(); }
 void Session::abort(std::string_view reason) noexcept { impl_->abort(reason); }
 std::int64_t Session::traced_steps() const { return impl_->traced_steps(); }
 std::vector<RankUse> Session::use() { return impl_->use(); }
+
+std::vector<std::string> Session::exchange(const std::string& own) {
+  std::vector<std::string> all{own};
+  impl_->run_alone([&](RankSeat& seat) {
+    if (seat.leaders != nullptr) all = gather(*seat.leaders, own);
+  });
+  return all;
+}
 
 std::vector<FullParameter> Session::parameters() {
   std::vector<FullParameter> all;

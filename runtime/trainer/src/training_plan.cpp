@@ -20,8 +20,14 @@
 namespace tessera {
 namespace {
 
-/// Stages work at the same time on as many micro-steps.
-int evaluation_micro_steps(const TrainerOptions& options) { return options.pipeline.ranks; }
+/// Stages work at the same time on as many micro-steps, if there are samples for these.
+int evaluation_micro_steps(const TrainerOptions& options) {
+  const int ranks = options.pipeline.ranks;
+  if (options.evaluation_samples < 1) return ranks;
+  const std::int64_t of_micro_step = options.micro_batch * (options.ranks / ranks);
+  const std::int64_t needed = (options.evaluation_samples + of_micro_step - 1) / of_micro_step;
+  return static_cast<int>(std::min<std::int64_t>(ranks, needed));
+}
 
 /// Why steps are not replayed as a CUDA graph, in a clause; empty if they are.
 std::string why_no_graph(const TrainerOptions& options) {

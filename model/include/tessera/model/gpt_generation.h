@@ -15,21 +15,23 @@ namespace tessera {
 ///
 ///   GptGeneration gpt(config, 64);
 ///   options.micro_batch = 1;
-///   options.evaluation_samples = evaluation_division(options).samples_per_step();
+///   options.evaluation_samples = options.ranks / options.pipeline.ranks;  // one pass of each
 ///   Session session(gpt.model(), gpt, options, &gpt);
 ///   gpt.set_context(tokens);
 ///   session.evaluate();
 ///   gpt.logits();
 ///
 /// Every rank computes the same pass, so that parameters are gathered as in any forward pass, and
-/// every process has the logits. Its parameters are frozen (but for the last bias, without which no
+/// every process that has a rank of the last stage of a pipeline has the logits; set_logits() gives
+/// them to others. Its parameters are frozen (but for the last bias, without which no
 /// session can be planned): a rank has its shard of them in the run's precision, and neither
 /// gradients nor masters nor optimizer state.
 ///
 /// With a cache each rank keeps the keys and values of the text so far (GptConfig::layers x 2 x
-/// kv_heads x window x head width elements), and a pass is over what differs from the last text: a
-/// token, if the text goes on, all of it if its beginning was dropped. Without one, and in training
-/// of any kind, a pass is over the whole window, whatever the length of the text is.
+/// kv_heads x window x head width elements, of its stage's layers), and a pass is over what differs
+/// from the last text: a token, if the text goes on, all of it if its beginning was dropped.
+/// Without one, and in training of any kind, a pass is over the whole window, whatever the length
+/// of the text is.
 ///
 /// [Note: rounding with a cache] Both compute the same logits but for rounding: products of one row
 /// and of many add in other orders. So do the same text by sample_token() unless two tokens are as
@@ -53,6 +55,10 @@ class GptGeneration : public BatchSource {
   void set_context(std::span<const std::int32_t> context, bool stop = false);
   /// Logits (vocab_size) of the token after the last pass's context.
   std::span<const float> logits() const { return logits_; }
+  /// Whether this process has them.
+  bool has_logits() const { return has_logits_; }
+  /// Takes those of a process that has them. Throws Error{kInvalidArgument} on another number.
+  void set_logits(std::span<const float> logits);
   /// Tokens that the next pass is over.
   std::int64_t pass_tokens() const { return tokens_of_pass_; }
 
@@ -79,7 +85,8 @@ class GptGeneration : public BatchSource {
   std::int64_t first_of_pass_ = 0, tokens_of_pass_ = 0;
   bool stop_ = false;
   std::vector<float> logits_;
-  std::atomic<bool> taken_ = false;  ///< a rank of this process has written the logits
+  mutable std::atomic<bool> is_read_ = false;  ///< context_, by a rank of this process, for a pass
+  std::atomic<bool> has_logits_ = false;       ///< a rank of this process has written them
 };
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -141,7 +142,7 @@ TrainerOptions forward_options(const Config& config, const PretrainedGpt& pretra
   options.stop_after = 0;
   options.cuda_graph = false;
   options.overlap_steps = false;
-  options.evaluation_samples = evaluation_division(options).samples_per_step();
+  options.evaluation_samples = options.ranks / options.pipeline.ranks;  // one pass of each
   return options;
 }
 
@@ -212,12 +213,28 @@ void print_notes(const Config& config, const PretrainedGpt& pretrained, const Gp
       describe_decoding(held, pretrained, config.get<std::string>("precision"));
   const auto note = [](const std::string& text) { print_line(stderr, "note: " + text, 2); };
   if (!decoding.empty()) note(concat("'", pretrained.path(), "': ", decoding));
-  if (config.get<std::int64_t>("pipeline") > 1) {
-    note("stages of a pipeline keep no keys and values: each token takes a pass over all before");
-  }
   if (text_tokens <= window) return;
   note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
               window, ": once there are more, each token takes a pass over all of those"));
+}
+
+/// After a pass whose last stage some processes have: gives all of them its logits. Returns whether
+/// any process asks to stop.
+bool share_pass(Session& session, GptGeneration& gpt, bool stop) {
+  std::string own(1, stop ? '1' : '0');
+  if (gpt.has_logits()) {
+    const auto bytes = std::as_bytes(gpt.logits());
+    own.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  bool stopped = false;
+  for (const std::string& given : session.exchange(own)) {
+    stopped = stopped || given.front() == '1';
+    if (given.size() == 1 || gpt.has_logits()) continue;
+    std::vector<float> logits((given.size() - 1) / sizeof(float));
+    std::memcpy(logits.data(), given.data() + 1, given.size() - 1);
+    gpt.set_logits(logits);
+  }
+  return stopped;
 }
 
 int run_generate(Config config, const Launcher& launcher) {
@@ -249,8 +266,7 @@ int run_generate(Config config, const Launcher& launcher) {
   }
   const auto prompt = static_cast<std::int64_t>(prompt_tokens(config, tokenizer, kind).size());
   const GptConfig held = held_model(config, pretrained);
-  const bool caches = config.get<bool>("cache") && config.get<std::int64_t>("pipeline") == 1 &&
-                      held.head_width_used() <= kMaxHeadWidth;
+  const bool caches = config.get<bool>("cache") && held.head_width_used() <= kMaxHeadWidth;
   GptGeneration gpt(held, window_of(config, pretrained.config(), prompt),
                     caches ? GptGeneration::Cache::kKeysAndValues : GptGeneration::Cache::kNone);
   TrainerOptions options = forward_options(config, pretrained);
@@ -274,9 +290,13 @@ int run_generate(Config config, const Launcher& launcher) {
     return kExitSignal + interrupt.signal();
   }
   bool stopped = false;
+  const bool is_shared =
+      options.pipeline.ranks > 1 && options.world != nullptr && options.world->processes() > 1;
   const auto next_logits = [&](std::span<const std::int32_t> context) {
-    gpt.set_context(context, received_signal() != 0 || !std::cout.good());
+    const bool stop = received_signal() != 0 || !std::cout.good();
+    gpt.set_context(context, stop);
     stopped = session->evaluate().loss > 0.0;
+    if (is_shared) stopped = share_pass(*session, gpt, stop);
     return gpt.logits();
   };
   if (is_chat) {

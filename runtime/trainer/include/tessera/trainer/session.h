@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -112,6 +113,9 @@ class Session {
   void stop();
   /// Makes calls in other processes fail: this one gives up. Only destruction may follow.
   void abort(std::string_view reason) noexcept;
+
+  /// Gives every process the texts of all, in order of the processes; a run of one gets its own.
+  std::vector<std::string> exchange(const std::string& own);
 
   /// Notes of executor and plan on how the run goes, a sentence each.
   std::vector<std::string> notes();
