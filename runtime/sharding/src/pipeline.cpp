@@ -65,7 +65,9 @@ class Lowering {
     return (static_cast<std::size_t>(pass.stage) * static_cast<std::size_t>(shape_.micro_steps) +
             static_cast<std::size_t>(pass.micro_step)) *
                kKinds +
-           (pass.is_backward() ? 1U : pass.kind == PassKind::kBackwardWeight ? 2U : 0U);
+           (pass.is_backward()                       ? 1U
+            : pass.kind == PassKind::kBackwardWeight ? 2U
+                                                     : 0U);
   }
   std::size_t keys() const {
     return kKinds * static_cast<std::size_t>(shape_.stages) *
@@ -120,8 +122,8 @@ class Lowering {
     return giver < 0 || giver == shape_.stages || there_[key(pass)] != 0;
   }
 
-  /// Messages that a stage has made in the direction of a pass's and that wait. Each stage has slots
-  /// of its own for them.
+  /// Messages that a stage has made in the direction of a pass's and that wait. Each stage has
+  /// slots of its own for them.
   std::size_t& unsent(const StagePass& pass) {
     return unsent_[2 * static_cast<std::size_t>(pass.stage) + (pass.is_backward() ? 1 : 0)];
   }
