@@ -13,6 +13,7 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -95,6 +96,15 @@ TEST_F(ConfigTest, UnknownKeysNameTheNearest) {
   EXPECT_THAT(error_of_file("{\"ranks\": 2,\n\"stpes\": 8,\n\"sead\": 1}"),
               AllOf(HasSubstr(".json:2: stpes: unknown key; did you mean 'steps'?"),
                     HasSubstr(".json:3: sead: unknown key; did you mean 'seed'?")));
+}
+
+TEST_F(ConfigTest, KeysOfTrackersHaveNoEffectAndSayWhatHas) {
+  Config config(trainer_settings());
+  config.read_file(write("{\"ranks\": 2,\n\"report_to\": \"wandb\",\n\"log_with\": \"mlflow\"}"));
+  EXPECT_EQ(config.get<int>("ranks"), 2);
+  EXPECT_THAT(config.announcements(),
+              ElementsAre(HasSubstr(".json:2: report_to: metrics go to files"),
+                          AllOf(HasSubstr(".json:3: log_with: "), HasSubstr("tessera.track"))));
 }
 
 TEST_F(ConfigTest, BadFilesSayWhatIsWrong) {

@@ -4,6 +4,8 @@ the program says."""
 
 import json
 import pickle
+import re
+import tempfile
 import unittest
 
 import support
@@ -21,18 +23,17 @@ class PlanTest(unittest.TestCase):
             settings = {**RUN, **more}
             plan = tessera.plan(**settings)
             printed = json.loads(support.run_program("plan", settings, "--format", "json"))
-            for answer in (printed, own := dict(plan)):
-                for key in ("format",):
-                    answer["settings"].pop(key, None)
-            self.assertEqual({k: v for k, v in printed.items() if k != "settings"},
-                             {k: v for k, v in own.items() if k != "settings"})
+            own = dict(plan)
+            for key in own:
+                if key != "settings":  # of which the program has more
+                    self.assertEqual(own[key], printed[key], key)
+            self.assertEqual(own.keys(), printed.keys())
             for name, value in own["settings"].items():
-                self.assertEqual(value, printed["settings"][name], name)
+                if name in tessera.settings("plan"):
+                    self.assertEqual(value, printed["settings"][name], name)
             self.assertEqual(str(plan), support.run_program("plan", settings, "--format", "schedule"))
 
     def test_a_file_of_settings_counts_less_than_keywords(self):
-        import tempfile
-
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(RUN, file)
             file.flush()
@@ -90,8 +91,7 @@ class ScheduleTest(unittest.TestCase):
         self.assertEqual(tessera.validate(self.schedule), [])
         waiting = next(action for action in self.schedule.actions if action.after)
         text = str(self.schedule).splitlines()
-        first = next(i for i, line in enumerate(text) if line.startswith("action"))
-        line = first + waiting.number
+        line = next(i for i, words in enumerate(text) if re.match(rf" *{waiting.number} +{waiting.lane} ", words))
         self.assertIn(" after ", text[line])
         text[line] = text[line].split(" after ")[0]
         broken = tessera.Schedule("\n".join(text) + "\n")
@@ -120,12 +120,12 @@ class SimulationTest(unittest.TestCase):
 
     def test_sweeps(self):
         sweep = tessera.sweep(model="gpt2-tiny", ranks=[2, 8], strategy=["zero2", "full_shard", "hybrid_shard"],
-                              replicas=2, profile="h100-sxm")
+                              replicas=4, profile="h100-sxm")
         printed = json.loads(support.run_program(
-            "simulate", {"model": "gpt2-tiny", "replicas": 2, "profile": "h100-sxm"}, "--format", "json", "--sweep",
+            "simulate", {"model": "gpt2-tiny", "replicas": 4, "profile": "h100-sxm"}, "--format", "json", "--sweep",
             "ranks=2,8 strategy=zero2,full_shard,hybrid_shard"))
         self.assertEqual(list(sweep), printed["runs"])
-        self.assertTrue(sweep.left_out)  # hybrids need more than two ranks
+        self.assertTrue(sweep.left_out)  # two ranks are no four replicas
         memory = [run["memory_bytes"] for run in sweep.pareto]
         self.assertTrue(memory)
         self.assertEqual(memory, sorted(memory))
@@ -140,16 +140,23 @@ class SimulationTest(unittest.TestCase):
         self.assertEqual(dict(estimate), printed)
 
     def test_explains(self):
-        file = support.SOURCE / "tests" / "configs" / "corpus"
-        config = sorted(file.rglob("*.yaml"))[0]
-        try:
-            printed = json.loads(support.run_program("explain", {}, str(config), "--json"))
-        except AssertionError:
-            with self.assertRaises(tessera.ConfigError):
-                tessera.explain(config)
-            return
-        explained = tessera.explain(config)
-        self.assertEqual(explained["files"], printed["files"])
+        corpus = support.SOURCE / "tests" / "configs" / "corpus"
+        accepted, refused = 0, 0
+        for config in sorted(corpus.rglob("*.yaml"))[::20]:
+            try:
+                printed = json.loads(support.run_program("explain", {}, str(config), "--json"))
+            except AssertionError:
+                refused += 1
+                with self.assertRaises(tessera.Error):
+                    tessera.explain(config)
+                continue
+            accepted += 1
+            explained = tessera.explain(config)
+            self.assertEqual(explained["files"], printed["files"])
+            strategy = explained["settings"]["strategy"]
+            self.assertEqual(strategy, printed["settings"]["strategy"])
+        self.assertGreater(accepted, 0)
+        self.assertGreater(refused, 0)
 
 
 class SettingsTest(unittest.TestCase):
