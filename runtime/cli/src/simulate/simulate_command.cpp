@@ -11,6 +11,7 @@
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "settings/sweep.h"
+#include "simulate/pipeline_picture.h"
 #include "simulate/simulated_run.h"
 #include "simulate/simulation_check.h"
 #include "tessera/core/error.h"
@@ -98,6 +99,30 @@ std::vector<Cell> simulate_all(const Config& config, const HardwareProfile& prof
   return cells;
 }
 
+/// Where the time of each stage goes, and a picture of it.
+void print_stages(std::ostream& out, const Cell& cell) {
+  const double seconds = cell.step.seconds;
+  TextTable table({"pipeline rank", "busy", "exposed, ms", "messages, ms", "bubble"});
+  for (std::size_t rank = 0; rank < cell.step.stages.size(); ++rank) {
+    const StageTime& time = cell.step.stages[rank];
+    table.add({concat(rank), in_percent(time.compute / seconds), in_ms(time.exposed),
+               in_ms(time.exposed_messages), in_percent(time.bubble / seconds)});
+  }
+  table.print(out);
+  out << "\n";
+  for (const std::string& line : pipeline_picture(cell.plan().step, cell.step.spans)) {
+    out << line << "\n";
+  }
+  out << "\n";
+  print_paragraph(
+      out,
+      "busy: the compute lane works; exposed: collectives run and no computation; messages: the "
+      "same of messages between stages; bubble: the rank waits for other stages. In the picture "
+      "digits are forwards by the last digit of their micro-step, letters backwards: a of the "
+      "micro-steps 0, 10, ..., b of 1, 11, ...; + an update, . nothing.");
+  out << "\n";
+}
+
 void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& profile) {
   const TrainerOptions& options = cell.plan().options;
   out << describe_model(cell.plan()) << "\n"
@@ -119,15 +144,14 @@ void print_cell(std::ostream& out, const Cell& cell, const HardwareProfile& prof
   }
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
-      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n\n";
-  if (cell.step.idle.size() > 1) {
-    std::string idle;
-    for (std::size_t stage = 0; stage < cell.step.idle.size(); ++stage) {
-      idle += concat(stage > 0 ? ", " : "", stage, ": ", in_percent(cell.step.idle[stage]));
-    }
-    print_paragraph(out, "idle by stage  " + idle, 15);
-    out << "\n";
+      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n";
+  if (cell.step.stages.size() > 1) {
+    out << "bubble         " << in_percent(cell.step.bubble() / cell.step.seconds)
+        << " of the step; messages are exposed for " << in_ms(cell.step.exposed_messages())
+        << " ms of it\n";
   }
+  out << "\n";
+  if (cell.step.stages.size() > 1) print_stages(out, cell);
   TextTable lanes({"lane", "busy, ms", "exposed, ms"});
   for (const Lane lane : kAllLanes) {
     if (cell.step.of(lane).busy <= 0.0) continue;
@@ -154,24 +178,30 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   heading.emplace_back("mesh");
-  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed", "memory", ""}) {
+  const bool has_stages =
+      std::ranges::any_of(cells, [](const Cell& cell) { return cell.step.stages.size() > 1; });
+  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed"}) {
     heading.emplace_back(column);
   }
+  if (has_stages) heading.insert(heading.end(), {"messages", "bubble"});
+  heading.insert(heading.end(), {"memory", ""});
   TextTable table(heading);
   for (const Cell& cell : cells) {
     std::vector<std::string> row = cell.values;
     const Mesh mesh = mesh_of(cell.plan().options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
-    row.insert(
-        row.end(),
-        {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
-         in_ms(cell.step.seconds),
-         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
-         cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
-         in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
-         !fits          ? "too much"
-         : cell.is_best ? "best"
-                        : ""});
+    row.insert(row.end(), {describe_mesh(mesh, has_stages), in_ms(cell.step.seconds),
+                           with_prefix(cell.tokens_per_second() /
+                                       static_cast<double>(cell.plan().options.ranks)),
+                           cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
+                           in_percent(cell.step.communication.exposed / cell.step.seconds)});
+    if (has_stages) {
+      row.insert(row.end(), {in_percent(cell.step.exposed_messages() / cell.step.seconds),
+                             in_percent(cell.step.bubble() / cell.step.seconds)});
+    }
+    row.insert(row.end(), {format_bytes(cell.memory), !fits          ? "too much"
+                                                      : cell.is_best ? "best"
+                                                                     : ""});
     table.add(std::move(row));
   }
   if (!cells.empty())
@@ -180,9 +210,24 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep, const std::
   out << "\n";
   print_paragraph(
       out,
-      "mesh: replicas x ranks that share one. best: no other has both less memory and more "
-      "tokens per second and rank; memory is of one device, with what it takes beside the "
-      "plan.");
+      concat(has_stages ? "mesh: stages x replicas x ranks that share one; exposed, messages: the "
+                          "shares of a step in which a stage only runs collectives, or sends and "
+                          "receives, bubble: in which it waits for others."
+                        : "mesh: replicas x ranks that share one.",
+             " best: no other has both less memory and more "
+             "tokens per second and rank; memory is of one device, with what it takes beside the "
+             "plan."));
+}
+
+nlohmann::ordered_json stages_to_json(const SimulatedStep& step) {
+  auto stages = nlohmann::ordered_json::array();
+  for (const StageTime& time : step.stages) {
+    stages.push_back({{"compute_seconds", time.compute},
+                      {"exposed_seconds", time.exposed},
+                      {"exposed_message_seconds", time.exposed_messages},
+                      {"bubble_seconds", time.bubble}});
+  }
+  return stages;
 }
 
 nlohmann::ordered_json json_of(const Cell& cell) {
@@ -202,7 +247,9 @@ nlohmann::ordered_json json_of(const Cell& cell) {
       {"tokens_per_second", cell.tokens_per_second()},
       {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
       {"exposed_seconds", cell.step.communication.exposed},
-      {"idle_by_stage", cell.step.idle},
+      {"exposed_message_seconds", cell.step.exposed_messages()},
+      {"bubble_seconds", cell.step.bubble()},
+      {"stages", stages_to_json(cell.step)},
       {"lanes", lanes},
       {"memory_bytes", cell.memory},
       {"peak_bytes", to_json(cell.plan().memory)},
