@@ -134,11 +134,12 @@ TEST_F(Compare, StagesOfAPipelineAreAxes) {
               ::testing::ElementsAre(std::pair("1 1f1b", 1U), std::pair("2 1f1b", 2U),
                                      std::pair("2 gpipe", 2U), std::pair("3 1f1b", 3U),
                                      std::pair("3 gpipe", 3U)));
-  EXPECT_THAT(result.out, AllOf(HasSubstr("full_shard, 6 ranks, 1 stage,"),
-                                HasSubstr("3 stages, 1f1b"), HasSubstr("bubble")));
+  EXPECT_THAT(result.out, HasSubstr("bubble"));
   EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
   const std::string report = test::read_file(path("out/report.html"));
-  EXPECT_THAT(report, AllOf(HasSubstr(">stage 2<"), HasSubstr("messages between stages")));
+  EXPECT_THAT(report, AllOf(HasSubstr("full_shard, 6 ranks, 1 stage, 1f1b"),
+                            HasSubstr("full_shard, 6 ranks, 3 stages, gpipe"),
+                            HasSubstr(">stage 2<"), HasSubstr("messages between stages")));
 }
 
 TEST_F(Compare, MeasuresTheTimelineOfEveryStage) {
