@@ -4,6 +4,7 @@
 #include <csignal>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -110,6 +111,50 @@ TEST_F(Compare, RunsTheMatrixInTurnsAndSaysWhichCellsAreImpossible) {
     return read_log(log).at(0).at("threads_per_rank");
   };
   EXPECT_EQ(threads("out/runs/cell-1-repeat-1.jsonl"), threads("own"));
+}
+
+TEST_F(Compare, StagesOfAPipelineAreAxes) {
+  const ProgramResult result = compare(
+      {"--strategies", "full_shard", "--ranks", "6", "--pipelines", "1,2,3", "--pipeline-schedules",
+       "gpipe,1f1b", "--accumulate", "4", "--simulate", "h100-sxm", "--only-simulate"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::map<std::string, std::size_t> ranks_of_cells;
+  const json all = results();
+  for (const json& cell : all.at("cells")) {
+    const json& settings = cell.at("settings");
+    std::set<int> ranks;
+    for (const json& span : cell.at("predicted").at("timeline")) {
+      ranks.insert(span.value("pipeline_rank", 0));
+    }
+    ranks_of_cells[settings.at("pipeline").get<std::string>() + " " +
+                   settings.at("pipeline_schedule").get<std::string>()] = ranks.size();
+  }
+  // Of one stage there is one cell.
+  EXPECT_THAT(ranks_of_cells,
+              ::testing::ElementsAre(std::pair("1 1f1b", 1U), std::pair("2 1f1b", 2U),
+                                     std::pair("2 gpipe", 2U), std::pair("3 1f1b", 3U),
+                                     std::pair("3 gpipe", 3U)));
+  EXPECT_THAT(result.out, HasSubstr("bubble"));
+  EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
+  const std::string report = test::read_file(path("out/report.html"));
+  EXPECT_THAT(report, AllOf(HasSubstr("full_shard, 6 ranks, 1 stage, 1f1b"),
+                            HasSubstr("full_shard, 6 ranks, 3 stages, gpipe"),
+                            HasSubstr(">stage 2<"), HasSubstr("messages between stages")));
+}
+
+TEST_F(Compare, MeasuresTheTimelineOfEveryStage) {
+  const ProgramResult result =
+      compare({"--strategies", "no_shard", "--ranks", "2", "--pipelines", "2", "--accumulate", "3",
+               "--data", write_text(), "--steps", "3", "--repeats", "1"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::set<std::pair<int, int>> passes;  // pipeline rank and micro-step
+  const json all = results();
+  for (const json& span : all.at("cells")[0].at("timeline")) {
+    if (span.at("lane") != "compute" || !span.contains("micro_step")) continue;
+    EXPECT_EQ(span.at("stage").get<int>(), span.value("pipeline_rank", 0));
+    passes.emplace(span.value("pipeline_rank", 0), span.at("micro_step").get<int>());
+  }
+  EXPECT_THAT(passes, SizeIs(6));
 }
 
 TEST_F(Compare, GoesOnAfterCtrlCAndAfterAFailure) {

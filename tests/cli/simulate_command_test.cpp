@@ -53,6 +53,41 @@ TEST_F(SimulateCommand, SweepsSettingsAndMarksWhatNothingBeats) {
   EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s/rank"), HasSubstr("best")));
 }
 
+TEST_F(SimulateCommand, StagesOfAPipelineAreAnAxisAndHaveAPicture) {
+  const test::ProgramResult swept = simulate({"--format", "json", "--accumulate", "8", "--sweep",
+                                              "pipeline=1,4 pipeline-schedule=gpipe,1f1b"});
+  ASSERT_EQ(swept.exit_code, 0) << swept.err;
+  const auto runs = nlohmann::json::parse(swept.out).at("runs");
+  ASSERT_EQ(runs.size(), 4U);
+  for (const auto& run : runs) {
+    const bool staged = run.at("pipeline") == "4";
+    ASSERT_EQ(run.at("stages").size(), staged ? 4U : 1U);
+    double sum = 0.0;
+    for (const auto& stage : run.at("stages")) sum += stage.at("bubble_seconds").get<double>();
+    const double bubble = run.at("bubble_seconds");
+    EXPECT_NEAR(bubble, sum / static_cast<double>(run.at("stages").size()), 1e-12);
+    if (staged) {
+      EXPECT_GT(bubble, 0.05 * run.at("step_seconds").get<double>());
+      EXPECT_GT(run.at("exposed_message_seconds").get<double>(), 0.0);
+    } else {
+      EXPECT_EQ(bubble, 0.0);
+      EXPECT_EQ(run.at("exposed_message_seconds").get<double>(), 0.0);
+    }
+  }
+  const test::ProgramResult table = simulate({"--accumulate", "8", "--sweep", "pipeline=2,4"});
+  EXPECT_THAT(table.out, AllOf(HasSubstr("bubble"), HasSubstr("messages"), HasSubstr("4 x 1 x 2")));
+  const test::ProgramResult one =
+      simulate({"--pipeline", "4", "--accumulate", "8", "--pipeline-schedule", "gpipe"});
+  EXPECT_EQ(one.exit_code, 0) << one.err;
+  // The last stage but one, for the last has the head alone: all forwards before all backwards.
+  const std::size_t row = one.out.find("\n2  .");
+  ASSERT_NE(row, one.out.npos) << one.out;
+  const std::string own = one.out.substr(row + 1, one.out.find('\n', row + 1) - row - 1);
+  EXPECT_LT(own.find('0'), own.find('7'));
+  EXPECT_LT(own.rfind('6'), own.find('b'));
+  EXPECT_LT(own.find('a'), own.find('h'));
+}
+
 TEST_F(SimulateCommand, HybridsHaveAReplicaPerNode) {
   const test::ProgramResult table =
       simulate({"--sweep", "strategy=hybrid_shard,full_shard ranks=8,512 replicas=0"});

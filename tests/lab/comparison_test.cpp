@@ -47,7 +47,13 @@ Comparison some_comparison() {
   CellPrediction& predicted = done.predicted.emplace();
   predicted.peak = done.runs[0].peak;
   predicted.device_bytes = 2000;
-  predicted.time = SimulatedTime{0.2, 0.0, 0.1, {{"gather", "all-gather h.1", 0.1, 0.2}}};
+  predicted.time = SimulatedTime{
+      0.2,
+      0.0,
+      0.1,
+      {{"gather", "all-gather h.1", 0.1, 0.2}, {"compute", "forward h.1 m0", 0.1, 0.2, 1, 1, 0}},
+      0.03,
+      0.04};
   all.cells = {done,
                {.settings = {{"strategy", "hybrid_shard"}, {"ranks", "3"}},
                 .state = CellState::kImpossible,

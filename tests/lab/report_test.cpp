@@ -80,6 +80,59 @@ TEST(Report, ShowsMeasuredBesidePredicted) {
   EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">zero1, 2 ranks, measured<"));
 }
 
+std::size_t count_of(const std::string& text, const std::string& what) {
+  std::size_t count = 0;
+  for (auto at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++count;
+  return count;
+}
+
+TEST(Report, APipelineHasARowForEachRankAndANumberInEachPass) {
+  Comparison all = test::some_report();
+  all.cells = {all.cells[2]};
+  constexpr int kRanks = 8, kMicroSteps = 32;
+  all.cells[0].predicted->time->spans = test::staged_spans(kRanks, kMicroSteps);
+  const std::string plot = figure_of(to_html(all), "timeline");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(plot, HasSubstr(concat(">stage ", rank, "<")));
+  }
+  for (int m = 0; m < kMicroSteps; ++m) {
+    // Its forward and its backward, and that of weights, on every rank.
+    EXPECT_EQ(count_of(plot, concat("in-block\">", m, "</text>")), 2U * kRanks) << m;
+    EXPECT_EQ(count_of(plot, concat("on-light\">", m, "</text>")), 1U * kRanks) << m;
+  }
+  EXPECT_THAT(plot, HasSubstr("<title>backward of weights of micro-step 31 through stage 7: 1.00 "
+                              "ms</title>"));
+  // Each rank works for 32 x 3 + 1 of 39 + 64 + 7 + 2 milliseconds.
+  EXPECT_EQ(count_of(plot, ">idle 13.4 %<"), static_cast<std::size_t>(kRanks));
+  EXPECT_THAT(plot, HasSubstr("messages between stages"));
+  EXPECT_THAT(plot, HasSubstr("<td>pipeline rank 0</td><td>32 messages</td>"));
+  EXPECT_EQ(count_of(plot, " v1\""), 0U) << "one stage a rank has no shades";
+}
+
+TEST(Report, StagesOfARankAreShadesOfAColour) {
+  Comparison all = test::some_report();
+  all.cells = {all.cells[2]};
+  all.cells[0].predicted->time->spans = test::staged_spans(4, 8, 2);
+  const std::string plot = figure_of(to_html(all), "timeline");
+  EXPECT_THAT(plot, HasSubstr(">stages 1, 5<"));
+  for (const char* css : {"c0 v1", "c2 v1", "c7 v1"}) {
+    EXPECT_EQ(count_of(plot, concat("class=\"", css, "\"")), 4U * 8U) << css;
+  }
+}
+
+TEST(Report, WhatAPassWaitsForLeavesAGapInIt) {
+  Comparison all = test::some_report();
+  all.cells = {all.cells[2]};
+  std::vector<LaneSpan>& spans = all.cells[0].predicted->time->spans;
+  spans = test::staged_spans(2, 1);
+  for (LaneSpan& span : spans) {
+    if (span.name == "forward h.0") span.end -= 0.25e-3;
+  }
+  const std::string plot = figure_of(to_html(all), "timeline");
+  EXPECT_EQ(count_of(plot, "class=\"c0\"><title>forward of micro-step 0"), 2U * 2U);
+  EXPECT_EQ(count_of(plot, "in-block\">0</text>"), 2U * 2U) << "one number each";
+}
+
 TEST(Report, CellsWithTheSameBitsAreNamed) {
   Comparison all = test::some_report();
   std::string plot = figure_of(to_html(all), "losses");

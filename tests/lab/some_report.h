@@ -4,6 +4,45 @@
 
 namespace tessera::test {
 
+/// A step of a pipeline in GPipe's order, of `chunks` stages on each rank: forwards of 1 ms,
+/// backwards of 1 ms and of weights, of 1 ms too, and a collective before the update of 1 ms. A
+/// message takes a quarter of a millisecond beside them.
+inline std::vector<LaneSpan> staged_spans(int ranks, int micro_steps, int chunks = 1) {
+  constexpr double kMilli = 1e-3;
+  std::vector<LaneSpan> spans;
+  const int stages = ranks * chunks;
+  const auto add = [&](int rank, const char* lane, const char* name, double begin, double length,
+                       int stage, int micro_step) {
+    spans.push_back({.lane = lane,
+                     .name = name,
+                     .begin = begin * kMilli,
+                     .end = (begin + length) * kMilli,
+                     .pipeline_rank = rank,
+                     .stage = stage,
+                     .micro_step = micro_step});
+  };
+  const double all_forwards = chunks * micro_steps + stages - 1;
+  for (int stage = 0; stage < stages; ++stage) {
+    const int rank = stage % ranks;
+    for (int m = 0; m < micro_steps; ++m) {
+      const double begin = stage / ranks * micro_steps + stage % ranks + m;
+      add(rank, "compute", "forward h.0", begin, 0.5, stage, m);
+      add(rank, "compute", "forward h.1", begin + 0.5, 0.5, stage, m);
+      if (stage + 1 < stages) add(rank, "send", "send h.1", begin + 1.0, 0.25, stage, m);
+      const double back = all_forwards + 2 * ((stages - 1 - stage) / ranks * micro_steps + m) +
+                          (stages - 1 - stage) % ranks;
+      add(rank, "compute", "backward-input h.1", back, 1.0, stage, m);
+      add(rank, "compute", "backward-weight h.1", back + 1.0, 1.0, stage, m);
+    }
+  }
+  const double end = all_forwards + 2 * chunks * micro_steps + ranks - 1;
+  for (int rank = 0; rank < ranks; ++rank) {
+    add(rank, "reduce", "all-reduce h.0", end, 1.0, -1, -1);
+    add(rank, "optimizer", "optimizer-step h.0", end + 1.0, 1.0, -1, -1);
+  }
+  return spans;
+}
+
 /// A comparison with all that a report shows: cells that agree in their bits, one that differs, one
 /// that has failed and one that cannot be planned; texts that HTML would take for its own.
 inline Comparison some_report() {
@@ -53,6 +92,7 @@ inline Comparison some_report() {
     all.cells.push_back(cell);
   }
   all.cells[1].timeline = {{"compute", "forward <h.0>", 0.0, 0.1}};
+  all.cells[2].predicted->time->spans = staged_spans(4, 8);
   for (CellRun& run : all.cells[3].runs) {
     run.losses[3] = 2.5;
     run.parameters_sha256 = "def";

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "support/tiny_model.h"
 #include "support/trace_check.h"
@@ -17,6 +18,7 @@
 #include "tessera/lab/dump_requests.h"
 #include "tessera/lab/simulated_trace.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/trainer/fit.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer.h"
 
@@ -305,7 +307,7 @@ TEST(SimulatedTraces, HaveTheStepAndItsMemory) {
   const std::vector<ActionSpan> spans =
       simulate(plan.schedule(), plan.layout, model, data, options).spans;
   const test::CheckedTrace trace(
-      Json(to_trace(program, plan.layout, model, options, spans, "full_shard")));
+      Json(to_trace({{program}}, plan.layout, model, options, {spans}, "full_shard")));
   EXPECT_EQ(trace.actions().size(), plan.schedule().actions.size());
   EXPECT_EQ(trace.arrows(), waits_of(plan.schedule()));
   expect_memory(trace, 0, plan.memory);
@@ -317,6 +319,32 @@ TEST(SimulatedTraces, HaveTheStepAndItsMemory) {
     EXPECT_NEAR(told * 1e-6, time_of({lane}, spans).exposed, 1e-8) << to_string(lane);
     EXPECT_GT(told, 0.0);
   }
+}
+
+/// The first rank of each stage is a process, whose passes say which they are.
+TEST(SimulatedTraces, HaveEveryStageOfAPipeline) {
+  const Model model = test::tiny_model();
+  const test::TinyData data;
+  TrainerOptions staged{.strategy = "full_shard", .ranks = 4, .accumulate = 3};
+  staged.pipeline.stages = 2;
+  const TrainingPlan plan = make_training_plan({model, data}, staged);
+  const SimulatedStep step = predict_step(plan, {.profile = find_profile("h100-sxm")});
+  const test::CheckedTrace trace(
+      Json(to_trace(programs_of(plan, data, nullptr, nullptr), plan.layout, model,
+                    executor_options(plan.options), step.spans, "full_shard")));
+  std::size_t actions = 0;
+  for (const Schedule& schedule : plan.step.ranks) actions += schedule.actions.size();
+  EXPECT_EQ(trace.actions().size(), actions);
+  std::set<std::tuple<int, int, int>> passes;  // rank, stage and micro-step
+  for (const Json& slice : trace.actions()) {
+    const Json& args = slice.at("args");
+    if (slice.at("cat") != "compute" || !args.contains("micro_step")) continue;
+    passes.emplace(slice.at("pid").get<int>(), args.at("stage").get<int>(),
+                   args.at("micro_step").get<int>());
+  }
+  EXPECT_THAT(passes, ::testing::UnorderedElementsAre(std::tuple(0, 0, 0), std::tuple(0, 0, 1),
+                                                      std::tuple(0, 0, 2), std::tuple(2, 1, 0),
+                                                      std::tuple(2, 1, 1), std::tuple(2, 1, 2)));
 }
 
 }  // namespace

@@ -28,8 +28,21 @@ Json texts_to_json(const std::vector<NamedText>& texts) {
   return json;
 }
 
+/// A pipeline rank, stage or micro-step that an item has, and others have not.
+void add_if_there(Json& json, const char* key, int number, int none) {
+  if (number != none) json[key] = number;
+}
+
+int number_if_there(ObjectReader& object, const char* key, int none) {
+  return object.has(key) ? static_cast<int>(object.count(key)) : none;
+}
+
 Json span_to_json(const LaneSpan& span) {
-  return {{"lane", span.lane}, {"name", span.name}, {"begin", span.begin}, {"end", span.end}};
+  Json json{{"lane", span.lane}, {"name", span.name}, {"begin", span.begin}, {"end", span.end}};
+  add_if_there(json, "pipeline_rank", span.pipeline_rank, 0);
+  add_if_there(json, "stage", span.stage, -1);
+  add_if_there(json, "micro_step", span.micro_step, -1);
+  return json;
 }
 
 /// A list as JSON, each item by `convert`.
@@ -64,6 +77,8 @@ Json prediction_to_json(const CellPrediction& predicted) {
     json["step_seconds"] = predicted.time->step_seconds;
     json["exposed_seconds"] = predicted.time->exposed_seconds;
     json["communication_seconds"] = predicted.time->communication_seconds;
+    json["exposed_message_seconds"] = predicted.time->exposed_message_seconds;
+    json["bubble_seconds"] = predicted.time->bubble_seconds;
     json["timeline"] = list_to_json(predicted.time->spans, span_to_json);
   }
   return json;
@@ -154,6 +169,9 @@ LaneSpan span_of(const Json& json, const std::string& place) {
   ObjectReader object(json, place);
   LaneSpan span{object.text("lane"), object.text("name"), object.number("begin", true),
                 object.number("end", true)};
+  span.pipeline_rank = number_if_there(object, "pipeline_rank", 0);
+  span.stage = number_if_there(object, "stage", -1);
+  span.micro_step = number_if_there(object, "micro_step", -1);
   require(span.begin <= span.end, ErrorCode::kConfig, place, " ends before it begins");
   object.finish();
   return span;
@@ -162,6 +180,11 @@ LaneSpan span_of(const Json& json, const std::string& place) {
 std::optional<double> seconds_if_there(ObjectReader& object, const char* key) {
   if (!object.has(key)) return std::nullopt;
   return seconds_from(object.take(key), object.place_of(key));
+}
+
+/// Seconds that results of an earlier version do not have.
+double seconds_or_none(ObjectReader& object, const char* key) {
+  return seconds_if_there(object, key).value_or(0.0);
 }
 
 CellRun run_of(const Json& json, const std::string& place) {
@@ -190,6 +213,8 @@ CellPrediction prediction_of(const Json& json, const std::string& place) {
     time.step_seconds = object.number("step_seconds");
     time.exposed_seconds = object.number("exposed_seconds", true);
     time.communication_seconds = object.number("communication_seconds", true);
+    time.exposed_message_seconds = seconds_or_none(object, "exposed_message_seconds");
+    time.bubble_seconds = seconds_or_none(object, "bubble_seconds");
     time.spans = list_of(object.take("timeline"), object.place_of("timeline"), span_of);
   }
   object.finish();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 
@@ -45,6 +46,16 @@ bool repeats_its_bits(const ComparedCell& cell) {
     return has_same_bits(run, cell.runs.front());
   });
 }
+
+/// The words around an axis' value, where it does not speak for itself.
+struct AxisWords {
+  std::string_view axis;
+  std::string before, after_one, after;
+};
+const std::array<AxisWords, 4> kAxisWords{{{"ranks", "", " rank", " ranks"},
+                                           {"recompute", "recompute ", "", ""},
+                                           {"prefetch_forward", "prefetch ", "", ""},
+                                           {"pipeline", "", " stage", " stages"}}};
 
 }  // namespace
 
@@ -111,20 +122,35 @@ Traffic shown_traffic(const ComparedCell& cell) {
   return cell.predicted ? cell.predicted->traffic : Traffic{};
 }
 
+std::int64_t pipeline_ranks(const ComparedCell& cell) {
+  const std::string value = cell.setting("pipeline");
+  std::int64_t ranks = 1;
+  std::from_chars(value.data(), value.data() + value.size(), ranks);
+  return std::max<std::int64_t>(ranks, 1);
+}
+
+std::optional<double> bubble_share(const ComparedCell& cell) {
+  if (!cell.predicted || !cell.predicted->time || pipeline_ranks(cell) == 1) return std::nullopt;
+  return cell.predicted->time->bubble_seconds / cell.predicted->time->step_seconds;
+}
+
+std::optional<double> exposed_messages(const ComparedCell& cell) {
+  if (!cell.predicted || !cell.predicted->time || pipeline_ranks(cell) == 1) return std::nullopt;
+  return cell.predicted->time->exposed_message_seconds;
+}
+
 std::string cell_label(const Comparison& comparison, const ComparedCell& cell) {
   std::string label;
   for (const std::string& axis : comparison.axes) {
     const std::string value = cell.setting(axis);
+    const auto words = std::ranges::find(kAxisWords, axis, &AxisWords::axis);
     label += label.empty() ? "" : ", ";
-    if (axis == "ranks") {
-      label += value + (value == "1" ? " rank" : " ranks");
-    } else if (axis == "recompute") {
-      label += "recompute " + value;
-    } else if (axis == "prefetch_forward") {
-      label += "prefetch " + value;
-    } else {
+    if (words == kAxisWords.end()) {
       label += value;
+      continue;
     }
+    label += words->before + value;
+    label += value == "1" ? words->after_one : words->after;
   }
   return label;
 }

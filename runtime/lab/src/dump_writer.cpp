@@ -100,7 +100,8 @@ DumpedProgram describe_program(const Schedule& schedule) {
                                .sent_bytes = sent_by(schedule, action),
                                .waits = action.waits,
                                .previous_waits = action.previous_waits,
-                               .stage = has_pipeline ? stage_of(schedule, action) : -1});
+                               .stage = has_pipeline ? stage_of(schedule, action) : -1,
+                               .micro_step = has_pipeline ? action.micro_step : -1});
   }
   return program;
 }

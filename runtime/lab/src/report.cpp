@@ -16,6 +16,7 @@ namespace {
 std::vector<std::string> summary_row(const Comparison& comparison, const ComparedCell& cell,
                                      const std::string& group, bool best) {
   const std::optional<Estimate> time = step_time(cell);
+  const std::optional<double> bubble = bubble_share(cell);
   std::optional<double> simulated;
   if (cell.predicted && cell.predicted->time) simulated = cell.predicted->time->step_seconds;
   return {cell_label(comparison, cell),
@@ -24,6 +25,8 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
           milliseconds(time ? time->half_width : std::nullopt),
           milliseconds(simulated),
           milliseconds(shown_exposed(cell)),
+          milliseconds(exposed_messages(cell)),
+          bubble ? concat(short_number(100.0 * *bubble), " %") : "-",
           cell.runs.empty() ? "-" : format_bytes(cell.runs.front().peak.total),
           cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
           cell.predicted ? format_bytes(shown_device_bytes(cell)) : "-",
@@ -32,9 +35,10 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
 }
 
 std::string summary(const Comparison& comparison) {
-  Table table{.caption = "All cells",
-              .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "exposed ms",
-                         "peak", "predicted peak", "device memory", "bits", "best"}};
+  Table table{
+      .caption = "All cells",
+      .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "exposed ms", "messages ms",
+                 "bubble", "peak", "predicted peak", "device memory", "bits", "best"}};
   const std::vector<std::string> groups = bit_groups(comparison);
   const std::vector<bool> best = best_cells(comparison);
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
@@ -45,7 +49,7 @@ std::string summary(const Comparison& comparison) {
   return concat(
       "<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
       "All cells</h2>\n<p>",
-      escaped(kMethod), "</p>\n",
+      escaped(kMethod), " ", escaped(kPipelineMethod), "</p>\n",
       any_done ? "" : "<p class=\"empty\">No cell is done; the table says why.</p>\n",
       to_html(table), "</section>\n");
 }

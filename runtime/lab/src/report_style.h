@@ -7,10 +7,10 @@ namespace tessera {
 inline constexpr const char* kReportStyle = R"(
 :root{color-scheme:light dark;--paper:#fff;--card:#f7f8fa;--ink:#1a1d21;--soft:#555c66;
 --grid:#d5d9df;--line:#c4c9d1;--edge:#00000066;--link:#0059a6;--c0:#0072b2;--c1:#56b4e9;--c2:#d55e00;
---c3:#e69f00;--c4:#009e73;--c5:#cc79a7;--c6:#8a8f98;--c7:#f0e442}
+--c3:#e69f00;--c4:#009e73;--c5:#cc79a7;--c6:#8a8f98;--c7:#f0e442;--on:#fff}
 @media (prefers-color-scheme:dark){:root{--paper:#111418;--card:#191d23;--ink:#e8eaed;--soft:#a9b0ba;
 --grid:#343a43;--line:#3d444e;--edge:#ffffff59;--link:#7cc0ff;--c0:#2d8fd0;--c1:#7cc8f5;--c2:#ea7526;
---c3:#f0b030;--c4:#1fb88c;--c5:#dc93ba;--c6:#8d949e;--c7:#f0e442}}
+--c3:#f0b030;--c4:#1fb88c;--c5:#dc93ba;--c6:#8d949e;--c7:#f0e442;--on:#000}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,-apple-system,
 "Segoe UI",Roboto,"DejaVu Sans",sans-serif}
@@ -41,6 +41,17 @@ stroke-width:4px;stroke-linejoin:round}
 rect,path{stroke:var(--edge);stroke-width:.75}.lane{stroke:none}
 .c0{fill:var(--c0)}.c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}
 .c4{fill:var(--c4)}.c5{fill:var(--c5)}.c6{fill:var(--c6)}.c7{fill:var(--c7)}
+.message{fill:var(--soft)}
+svg text.in-block{font-size:8px;letter-spacing:-.3px;fill:var(--on);pointer-events:none;
+font-variant-numeric:tabular-nums}
+svg text.on-light{fill:#000}
+@media (max-width:60rem){svg text.in-block{display:none}}
+.c0.v1{fill:color-mix(in srgb,var(--c0),#fff 40%)}.c0.v2{fill:color-mix(in srgb,var(--c0),#fff 65%)}
+.c0.v3{fill:color-mix(in srgb,var(--c0),#fff 82%)}
+.c2.v1{fill:color-mix(in srgb,var(--c2),#fff 40%)}.c2.v2{fill:color-mix(in srgb,var(--c2),#fff 65%)}
+.c2.v3{fill:color-mix(in srgb,var(--c2),#fff 82%)}
+.c7.v1{fill:color-mix(in srgb,var(--c7),#fff 40%)}.c7.v2{fill:color-mix(in srgb,var(--c7),#fff 65%)}
+.c7.v3{fill:color-mix(in srgb,var(--c7),#fff 82%)}
 .hidden{fill:var(--grid)}
 .predicted{fill:none;stroke:var(--ink);stroke-width:2}
 .whisker{stroke:var(--ink);stroke-width:2}

@@ -1,36 +1,18 @@
 #include <algorithm>
-#include <array>
 #include <set>
+#include <utility>
 
 #include "report_figures.h"
 #include "report_parts.h"
+#include "report_pipeline.h"
+#include "span_kinds.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/comparison_figures.h"
 
 namespace tessera {
 namespace {
 
-struct SpanKind {
-  std::string_view name;  ///< with which an action's begins
-  std::string_view css;
-};
-/// The last stands for all others.
-constexpr std::array<SpanKind, 7> kKinds{{{"forward", "c0"},
-                                          {"backward", "c2"},
-                                          {"all-gather", "c1"},
-                                          {"reduce-scatter", "c3"},
-                                          {"all-reduce", "c5"},
-                                          {"optimizer-step", "c4"},
-                                          {"other", "c6"}}};
-
-std::size_t kind_of(const LaneSpan& span) {
-  for (std::size_t i = 0; i + 1 < kKinds.size(); ++i) {
-    if (span.name.starts_with(kKinds[i].name)) return i;
-  }
-  return kKinds.size() - 1;
-}
-
-/// A cell that stands for its strategy.
+/// A cell that stands for its strategy and its pipeline.
 struct ShownStep {
   const ComparedCell* cell = nullptr;
   const std::vector<LaneSpan>* spans = nullptr;
@@ -40,13 +22,20 @@ struct ShownStep {
 std::vector<ShownStep> shown_steps(const Comparison& comparison) {
   std::vector<ShownStep> steps;
   std::set<std::string> seen;
+  const auto name_of = [&](const ComparedCell& cell) {
+    std::string name = cell.setting("strategy");
+    for (const std::string& axis : comparison.axes) {
+      if (axis.starts_with("pipeline")) name += " " + cell.setting(axis);
+    }
+    return name;
+  };
   for (const ComparedCell& cell : comparison.cells) {
     ShownStep step{&cell, &cell.timeline, "measured"};
     if (cell.timeline.empty() && cell.predicted && cell.predicted->time) {
       step.spans = &cell.predicted->time->spans;
       step.source = "simulated";
     }
-    if (step.spans->empty() || !seen.insert(cell.setting("strategy")).second) continue;
+    if (step.spans->empty() || !seen.insert(name_of(cell)).second) continue;
     steps.push_back(step);
   }
   return steps;
@@ -70,6 +59,7 @@ double draw_step(Svg& drawing, const Comparison& comparison, const ShownStep& st
     top += 17.0;
     drawing.text({0.0, top - 4.0}, Anchor::kStart, "label", line);
   }
+  if (has_stages(*step.spans)) return draw_pipeline(drawing, *step.spans, top, end / 1e3) + 10.0;
   for (const std::string& lane : lanes_of(*step.spans)) {
     drawing.text({0.0, top + 11.0}, Anchor::kStart, "tick", lane);
     drawing.bar({0.0, top + 14.0}, 100.0, 14.0, "lane");
@@ -77,40 +67,63 @@ double draw_step(Svg& drawing, const Comparison& comparison, const ShownStep& st
       if (span.lane != lane || span.end <= span.begin) continue;
       const double milli = (span.end - span.begin) * 1e3;
       drawing.bar({100.0 * span.begin * 1e3 / end, top + 14.0}, 100.0 * milli / end, 14.0,
-                  kKinds[kind_of(span)].css, concat(span.name, ": ", short_number(milli), " ms"));
+                  kind_of(span).css, concat(span.name, ": ", short_number(milli), " ms"));
     }
     top += 30.0;
   }
   return top + 10.0;
 }
 
+/// Lane, action, begin and end.
+std::vector<std::vector<std::string>> rows_of(const std::vector<LaneSpan>& spans) {
+  if (has_stages(spans)) return pipeline_rows(spans);
+  std::vector<std::vector<std::string>> rows;
+  for (const LaneSpan& span : spans) {
+    rows.push_back(
+        {span.lane, span.name, short_number(span.begin * 1e3), short_number(span.end * 1e3)});
+  }
+  return rows;
+}
+
+/// Each kind that is there, once.
+std::vector<LegendEntry> legend_of(const std::vector<ShownStep>& steps) {
+  std::vector<LegendEntry> legend;
+  for (const SpanKind& kind : kSpanKinds) {
+    const bool is_there = std::ranges::any_of(steps, [&](const ShownStep& step) {
+      return std::ranges::any_of(*step.spans,
+                                 [&](const LaneSpan& span) { return &kind_of(span) == &kind; });
+    });
+    const bool is_new = std::ranges::find(legend, kind.words, &LegendEntry::words) == legend.end();
+    if (is_there && is_new) legend.push_back({std::string(kind.css), std::string(kind.words)});
+  }
+  return legend;
+}
+
 }  // namespace
 
 std::string timeline_figure(const Comparison& comparison) {
-  FigureText text{"timeline", "Timeline of a step",
-                  "Rank 0's lanes in one step of the first cell of each strategy, in milliseconds "
-                  "from the step's begin. Each name says whether the step was measured or "
-                  "simulated."};
+  FigureText text{
+      "timeline", "Timeline of a step",
+      "The lanes of a rank in one step of the first cell of each strategy and pipeline, in "
+      "milliseconds from the step's begin: rank 0's, or of a pipeline those of the first rank of "
+      "each stage, whose passes have the numbers of their micro-steps. Each name says whether the "
+      "step was measured or simulated."};
   const std::vector<ShownStep> steps = shown_steps(comparison);
   if (steps.empty()) {
     return empty_figure(text, "No cell has a timeline: none is simulated.");
   }
-  Table table{.caption = "Actions of a step, in milliseconds from its begin",
-              .header = {"strategy", "source", "lane", "action", "begin", "end"}};
+  Table table{
+      .caption = "Actions of a step, or passes of a pipeline, in milliseconds from its begin",
+      .header = {"strategy", "source", "lane", "action", "begin", "end"}};
   double last = 0.0;
-  std::set<std::size_t> kinds;
   for (const ShownStep& step : steps) {
-    for (const LaneSpan& span : *step.spans) {
-      last = std::max(last, span.end * 1e3);
-      kinds.insert(kind_of(span));
-      table.rows.push_back({step.cell->setting("strategy"), std::string(step.source), span.lane,
-                            span.name, short_number(span.begin * 1e3),
-                            short_number(span.end * 1e3)});
+    for (const LaneSpan& span : *step.spans) last = std::max(last, span.end * 1e3);
+    for (std::vector<std::string>& row : rows_of(*step.spans)) {
+      row.insert(row.begin(), {step.cell->setting("strategy"), std::string(step.source)});
+      table.rows.push_back(std::move(row));
     }
   }
-  for (const std::size_t kind : kinds) {
-    text.legend.push_back({std::string(kKinds[kind].css), std::string(kKinds[kind].name)});
-  }
+  text.legend = legend_of(steps);
   const std::vector<Tick> ticks = round_ticks(last);
   Svg drawing;
   double top = 0.0;

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "stage_times.h"
 #include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
 #include "tessera/sharding/operation.h"
@@ -200,7 +201,7 @@ SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, c
 
 SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                             const ModelLayout& layout, const Model& model,
-                            const ExecutorOptions& options, const Cluster& cluster, int shown) {
+                            const ExecutorOptions& options, const Cluster& cluster) {
   std::vector<std::vector<Program>> steps_alone;
   std::vector<std::vector<double>> costs;
   std::vector<ExecutorOptions> timed;
@@ -227,20 +228,32 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   const auto last = std::prev(ends.end());
   step.seconds = last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second);
   const auto steps = static_cast<double>(ends.size());
-  for (const Simulation& rank : simulated) {
-    const double busy = time_of({Lane::kCompute}, rank.spans).busy / steps;
-    step.idle.push_back(step.seconds > 0.0 ? 1.0 - busy / step.seconds : 0.0);
-  }
-  std::vector<ActionSpan> spans = std::move(simulated[static_cast<std::size_t>(shown)].spans);
+  for (Simulation& rank : simulated) step.spans.push_back(std::move(rank.spans));
+  step.spans = without_waiting(std::move(step.spans), ranks);
   const auto per_step = [&](std::initializer_list<Lane> lanes) {
-    const LaneTime all = time_of(lanes, spans);
+    const LaneTime all = time_of(lanes, step.spans.front());
     return LaneTime{all.busy / steps, all.exposed / steps};
   };
   for (const Lane lane : kAllLanes) step.lanes[static_cast<std::size_t>(lane)] = per_step({lane});
   step.communication = per_step({Lane::kGather, Lane::kReduce});
-  std::erase_if(spans, [&](const ActionSpan& span) { return span.step != last->first; });
-  step.spans = std::move(spans);
+  for (std::vector<ActionSpan>& spans : step.spans) {
+    step.stages.push_back(stage_time(spans, steps, step.seconds));
+    if (ranks.size() == 1) step.stages.back().bubble = 0.0;  // there is none to wait for
+    std::erase_if(spans, [&](const ActionSpan& span) { return span.step != last->first; });
+  }
   return step;
+}
+
+double SimulatedStep::bubble() const {
+  double sum = 0.0;
+  for (const StageTime& stage : stages) sum += stage.bubble;
+  return sum / static_cast<double>(std::max<std::size_t>(stages.size(), 1));
+}
+
+double SimulatedStep::exposed_messages() const {
+  double sum = 0.0;
+  for (const StageTime& stage : stages) sum += stage.exposed_messages;
+  return sum / static_cast<double>(std::max<std::size_t>(stages.size(), 1));
 }
 
 }  // namespace tessera

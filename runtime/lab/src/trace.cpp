@@ -238,6 +238,8 @@ void RankTrace::add_slices() {
     if (is_communication(kAllLanes[static_cast<std::size_t>(slice.row - 1)])) {
       args["exposed_us"] = std::round(slice.exposed * 1e9) / 1e3;
     }
+    if (slice.action->stage >= 0) args["stage"] = slice.action->stage;
+    if (slice.action->micro_step >= 0) args["micro_step"] = slice.action->micro_step;
     if (!slice.ended) args["unfinished"] = true;
     out["args"] = std::move(args);
     events_.push_back(std::move(out));

@@ -28,7 +28,7 @@ void throw_in_python(const Error& error) {
 void add_errors(py::module_& module) {
   const py::object error = py::reinterpret_steal<py::object>(PyErr_NewExceptionWithDoc(
       "tessera.Error",
-      "What the library could not do, why, and what to do about it. `code` is one of "
+      "What the library could not do, why, and what to do about it. code is one of "
       "'invalid-argument', 'config', 'not-found', 'io', 'out-of-memory', 'timeout', 'aborted', "
       "'unavailable', 'internal'.",
       PyExc_RuntimeError, nullptr));

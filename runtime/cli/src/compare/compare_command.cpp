@@ -30,46 +30,62 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// A list of values of a setting, which makes it an axis of the matrix.
+struct ListedAxis {
+  const char* list;
+  const char* setting;
+  const char* help;
+  bool of_pipeline = false;
+};
+/// To add an axis: a row. Those of strategy and ranks are there always.
+constexpr std::array kListedAxes{
+    ListedAxis{"precisions", "precision", "precisions to compare, like fp32,bf16,fp16"},
+    ListedAxis{"recomputes", "recompute", "recomputations to compare, like none,full"},
+    ListedAxis{"prefetches", "prefetch_forward",
+               "prefetch depths to compare, of forward and backward, like 0,1,2"},
+    ListedAxis{"pipelines", "pipeline", "numbers of stages to compare, like 1,2,4"},
+    ListedAxis{"pipeline_schedules", "pipeline_schedule",
+               "orders of a pipeline to compare, like gpipe,1f1b", true}};
+
 std::vector<Setting> compare_settings() {
   const auto of = [](const char* group, Setting setting) {
     setting.group = group;
     setting.must_agree = MustAgree::kNone;
     return setting;
   };
-  const auto text = [&](const char* name, const char* help) {
-    return of("Matrix", {.name = name, .help = help});
-  };
-  return {
-      text("strategies",
-           "strategies to compare, like zero1,full_shard; all: every preset [the one "
-           "of --strategy]"),
-      text("precisions", "precisions to compare, like fp32,bf16,fp16"),
-      text("recomputes", "recomputations to compare, like none,full"),
-      text("prefetches", "prefetch depths to compare, of forward and backward, like 0,1,2"),
-      of("Matrix", {.name = "repeats",
-                    .type = SettingType::kInteger,
-                    .fallback = 3,
-                    .help = "runs of each cell; those of all cells take turns",
-                    .minimum = 1}),
-      of("Matrix", {.name = "untimed_steps",
-                    .type = SettingType::kInteger,
-                    .fallback = 1,
-                    .help = "steps at the beginning of a run that are not timed",
-                    .minimum = 0}),
-      of("Matrix",
-         {.name = "out", .help = "folder for results.json, report.html and the logs of all runs"}),
-      of("Prediction", {.name = "simulate",
-                        .help = "a hardware profile by which step times are predicted beside the "
-                                "measured ones; see tessera simulate"}),
-      of("Prediction", {.name = "only_simulate",
-                        .type = SettingType::kFlag,
-                        .fallback = false,
-                        .help = "predict and run nothing"}),
-      of("Prediction", {.name = "ranks_per_node",
-                        .type = SettingType::kInteger,
-                        .fallback = 8,
-                        .help = "of the simulated machine",
-                        .minimum = 1})};
+  std::vector<Setting> lists{
+      of("Matrix", {.name = "strategies",
+                    .help = "strategies to compare, like zero1,full_shard; all: every preset [the "
+                            "one of --strategy]"})};
+  for (const ListedAxis& axis : kListedAxes) {
+    lists.push_back(of("Matrix", {.name = axis.list, .help = axis.help}));
+  }
+  return joined(
+      {lists,
+       {of("Matrix", {.name = "repeats",
+                      .type = SettingType::kInteger,
+                      .fallback = 3,
+                      .help = "runs of each cell; those of all cells take turns",
+                      .minimum = 1}),
+        of("Matrix", {.name = "untimed_steps",
+                      .type = SettingType::kInteger,
+                      .fallback = 1,
+                      .help = "steps at the beginning of a run that are not timed",
+                      .minimum = 0}),
+        of("Matrix", {.name = "out",
+                      .help = "folder for results.json, report.html and the logs of all runs"}),
+        of("Prediction", {.name = "simulate",
+                          .help = "a hardware profile by which step times are predicted beside the "
+                                  "measured ones; see tessera simulate"}),
+        of("Prediction", {.name = "only_simulate",
+                          .type = SettingType::kFlag,
+                          .fallback = false,
+                          .help = "predict and run nothing"}),
+        of("Prediction", {.name = "ranks_per_node",
+                          .type = SettingType::kInteger,
+                          .fallback = 8,
+                          .help = "of the simulated machine",
+                          .minimum = 1})}});
 }
 
 /// True of a setting that compare gives to a run itself, or that makes no sense in a series of
@@ -116,20 +132,19 @@ std::vector<Swept> axes_of(const Config& config, const std::string& ranks) {
     if (values.empty()) values = {own.is_string() ? own.get<std::string>() : own.dump()};
     return values;
   };
-  Swept strategies{"strategy", listed_or_own("strategies", "strategy")};
+  Swept strategies{"strategy", listed_or_own("strategies", "strategy"), false};
   if (strategies.values == std::vector<std::string>{"all"}) {
     strategies.values.clear();
     for (const Strategy& strategy : tessera::strategies()) {
       strategies.values.push_back(strategy.name);
     }
   }
-  Swept of_ranks{"ranks", split(ranks, ',')};
+  Swept of_ranks{"ranks", split(ranks, ','), false};
   if (of_ranks.values.empty()) of_ranks.values = {config.value("ranks").dump()};
   std::vector<Swept> axes{strategies, of_ranks};
-  for (const auto& [list, setting] :
-       {std::pair{"precisions", "precision"}, std::pair{"recomputes", "recompute"},
-        std::pair{"prefetches", "prefetch_forward"}}) {
-    if (!config.is_null(list)) axes.push_back({setting, listed_or_own(list, setting)});
+  for (const ListedAxis& axis : kListedAxes) {
+    if (config.is_null(axis.list)) continue;
+    axes.push_back({axis.setting, listed_or_own(axis.list, axis.setting), axis.of_pipeline});
   }
   for (const Swept& axis : axes) refuse_repetition(axis);
   return axes;
@@ -248,7 +263,7 @@ class Matrix {
     ChildResult child = train(label, std::move(flags), path);
     if (child.trained) {
       try {
-        cell.timeline = read_timeline(trace);
+        cell.timeline = read_timeline(trace, cell.ranks / pipeline_ranks(cell));
       } catch (const Error& error) {
         child.why = with_flags(error.what());
       }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <limits>
 #include <ostream>
 
 #include "commands.h"
@@ -18,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/comparison_figures.h"
+#include "tessera/sharding/groups.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/trainer.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -78,16 +80,25 @@ std::string now_in_utc() {
   return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
-std::vector<LaneSpan> spans_of(const Schedule& schedule, const std::vector<ActionSpan>& spans) {
+/// The spans of all pipeline ranks.
+std::vector<LaneSpan> spans_of(const StepPlan& step,
+                               const std::vector<std::vector<ActionSpan>>& spans) {
+  double begin = std::numeric_limits<double>::infinity();
+  for (const std::vector<ActionSpan>& of_rank : spans) {
+    for (const ActionSpan& span : of_rank) begin = std::min(begin, span.begin);
+  }
   std::vector<LaneSpan> result;
-  if (spans.empty()) return result;
-  double begin = spans.front().begin;
-  for (const ActionSpan& span : spans) begin = std::min(begin, span.begin);
-  for (const ActionSpan& span : spans) {
-    if (span.end <= span.begin) continue;
-    const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
-    result.push_back({std::string(to_string(span.lane)), describe(schedule, action),
-                      span.begin - begin, span.end - begin});
+  const bool is_staged = spans.size() > 1;
+  for (std::size_t rank = 0; rank < spans.size(); ++rank) {
+    const Schedule& schedule = step.ranks[rank];
+    for (const ActionSpan& span : spans[rank]) {
+      if (span.end <= span.begin) continue;
+      const Action& action = schedule.actions[static_cast<std::size_t>(span.action)];
+      result.push_back({std::string(to_string(span.lane)), describe(schedule, action),
+                        span.begin - begin, span.end - begin, static_cast<int>(rank),
+                        is_staged ? stage_of(schedule, action) : -1,
+                        is_staged ? action.micro_step : -1});
+    }
   }
   return result;
 }
@@ -113,8 +124,12 @@ SimulatedRun simulate_cell(const CompareRequest& request, const Config& config) 
 }
 
 SimulatedTime time_of_step(const SimulatedRun& run) {
-  return {run.step.seconds, run.step.communication.exposed, run.step.communication.busy,
-          spans_of(run.plan().step.ranks.front(), run.step.spans)};
+  return {.step_seconds = run.step.seconds,
+          .exposed_seconds = run.step.communication.exposed,
+          .communication_seconds = run.step.communication.busy,
+          .spans = spans_of(run.plan().step, run.step.spans),
+          .exposed_message_seconds = run.step.exposed_messages(),
+          .bubble_seconds = run.step.bubble()};
 }
 
 /// Ranks of a CPU share its memory.
@@ -160,8 +175,29 @@ Config cell_config(const CompareRequest& request, const std::vector<std::string>
     config.set_text(name, values[i]);
     if (name == "prefetch_forward") config.set_text("prefetch_backward", values[i]);
   }
+  // One stage has its own order.
+  for (std::size_t i = 0; i < values.size() && config.get<std::int64_t>("pipeline") == 1; ++i) {
+    const Swept& axis = request.axes[i];
+    if (!axis.of_pipeline) continue;
+    config.set_text(axis.name, text_of_value(request.config.value(axis.name)));
+  }
   return config;
 }
+
+namespace {
+
+/// Whether another combination is the same run: of one stage the first is taken.
+bool is_repeated(const CompareRequest& request, const Config& config,
+                 const std::vector<std::string>& values) {
+  if (config.get<std::int64_t>("pipeline") > 1) return false;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Swept& axis = request.axes[i];
+    if (axis.of_pipeline && values[i] != axis.values.front()) return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   Config base = request.config;
@@ -183,6 +219,7 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   }
   for (const std::vector<std::string>& values : combinations(request.axes)) {
     const Config config = cell_config(request, values);
+    if (is_repeated(request, config, values)) continue;
     ComparedCell cell{.settings = settings_of(config, request.axes)};
     cell.ranks = config.get<std::int64_t>("ranks");
     try {

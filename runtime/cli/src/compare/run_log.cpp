@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -55,6 +58,36 @@ void add_summary(CellRun& run, const LogJson& summary) {
   }
 }
 
+/// When ranks of different stages have come to where they meet.
+class MeetingTimes {
+ public:
+  /// A rank comes to the next meeting of a group; its span will be the one at `place`,
+  /// if it has one.
+  void add(std::int64_t rank, const std::string& group, double begin,
+           std::optional<std::size_t> place) {
+    if (group.find(" lane from ") == group.npos && group != "all") return;
+    const int number = counts_[{rank, group}]++;
+    Meeting& meeting = meetings_[{group, number}];
+    meeting.begin = std::max(meeting.begin, begin);
+    if (place) meeting.places.push_back(*place);
+  }
+  void begin_together(std::vector<LaneSpan>& spans) const {
+    for (const auto& [name, meeting] : meetings_) {
+      for (const std::size_t place : meeting.places) {
+        spans[place].begin = std::min(spans[place].end, meeting.begin);
+      }
+    }
+  }
+
+ private:
+  struct Meeting {
+    double begin = 0.0;
+    std::vector<std::size_t> places{};
+  };
+  std::map<std::pair<std::int64_t, std::string>, int> counts_;
+  std::map<std::pair<std::string, int>, Meeting> meetings_;
+};
+
 }  // namespace
 
 CellRun read_run_log(const std::string& path, std::int64_t steps, std::int64_t untimed_steps) {
@@ -81,7 +114,7 @@ CellRun read_run_log(const std::string& path, std::int64_t steps, std::int64_t u
   return run;
 }
 
-std::vector<LaneSpan> read_timeline(const std::string& path) {
+std::vector<LaneSpan> read_timeline(const std::string& path, std::int64_t ranks_of_stage) {
   constexpr double kWithoutWork = 0.125;  // microseconds: the least that a trace gives an action
   constexpr double kMicro = 1e-6;
   std::ifstream file(path);
@@ -89,15 +122,27 @@ std::vector<LaneSpan> read_timeline(const std::string& path) {
   std::vector<LaneSpan> spans;
   try {
     double first = std::numeric_limits<double>::infinity();
+    MeetingTimes meetings;
     const LogJson trace = LogJson::parse(file);
     for (const LogJson& event : trace.at("traceEvents")) {
       // Slices of lanes have their lane as category, those of the host have none.
-      if (event.at("ph") != "X" || event.at("pid") != 0 || !event.contains("cat")) continue;
+      if (event.at("ph") != "X" || !event.contains("cat")) continue;
+      const std::int64_t rank = event.at("pid");
+      if (rank % ranks_of_stage != 0) continue;
       const double begin = event.at("ts"), micros = event.at("dur");
+      const LogJson& args = event.at("args");
       first = std::min(first, begin);
-      if (micros <= kWithoutWork) continue;
-      spans.push_back({event.at("cat"), event.at("name"), begin, begin + micros});
+      const bool works = micros > kWithoutWork;
+      if (args.contains("group")) {
+        meetings.add(rank, args.at("group"), begin,
+                     works ? std::optional(spans.size()) : std::nullopt);
+      }
+      if (!works) continue;
+      spans.push_back({event.at("cat"), event.at("name"), begin, begin + micros,
+                       static_cast<int>(rank / ranks_of_stage), args.value("stage", -1),
+                       args.value("micro_step", -1)});
     }
+    meetings.begin_together(spans);
     for (LaneSpan& span : spans) {
       span.begin = (span.begin - first) * kMicro;
       span.end = (span.end - first) * kMicro;

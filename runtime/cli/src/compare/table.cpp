@@ -34,12 +34,15 @@ Row figures(const Comparison& results, const ComparedCell& cell, const std::stri
             bool best) {
   const std::optional<Estimate> time = shown_step_time(cell);
   const std::optional<double> exposed = shown_exposed(cell);
+  const std::optional<double> bubble = bubble_share(cell), messages = exposed_messages(cell);
   const auto tokens = static_cast<double>(cell.tokens_per_step);
   return {time ? three_digits(time->value * 1e3) : "-",
           time && time->half_width ? three_digits(*time->half_width * 1e3) : "-",
           time ? with_prefix(tokens / time->value) : "-",
           format_bytes(shown_device_bytes(cell)),
           exposed ? three_digits(*exposed * 1e3) : "-",
+          messages ? three_digits(*messages * 1e3) : "-",
+          bubble ? in_percent(*bubble) : "-",
           group.empty() ? "-" : group,
           state_of(results, cell, best)};
 }
@@ -72,7 +75,8 @@ void print_table(std::ostream& out, const Comparison& results) {
   const std::vector<std::string> groups = bit_groups(results);
   const std::vector<bool> best = best_cells(results);
   std::vector<std::string> labels{"cell"};
-  std::vector<Row> rows{{"ms/step", "+/-", "tokens/s", "memory", "exposed", "bits", ""}};
+  std::vector<Row> rows{
+      {"ms/step", "+/-", "tokens/s", "memory", "exposed", "messages", "bubble", "bits", ""}};
   for (std::size_t i = 0; i < results.cells.size(); ++i) {
     const ComparedCell& cell = results.cells[i];
     if (cell.state == CellState::kImpossible) continue;
@@ -94,6 +98,10 @@ void print_table(std::ostream& out, const Comparison& results) {
   out << "\n";
   print_paragraph(
       out, concat(kMethod, " Exposed: milliseconds of a step in which only communication runs."));
+  if (std::ranges::any_of(
+          results.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); })) {
+    print_paragraph(out, std::string(kPipelineMethod));
+  }
   for (const ComparedCell& cell : results.cells) {
     if (cell.why.empty()) continue;
     const std::string why =

@@ -181,6 +181,11 @@ std::string describe_ranks(const TrainerOptions& options) {
          counted(options.threads_per_rank, "thread") + " per rank";
 }
 
+std::string describe_mesh(const Mesh& mesh, bool with_stages) {
+  const std::string stages = with_stages ? concat(mesh.size(Axis::kPipeline), " x ") : "";
+  return concat(stages, mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard));
+}
+
 std::string device_note(const Config& config, const TrainerOptions& options) {
   if (config.given("device") || resolved_device(options.device) != DeviceChoice::kCpu) return "";
   for (const ConfigTranslation& file : config.translations()) {

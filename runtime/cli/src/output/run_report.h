@@ -12,6 +12,8 @@ namespace tessera::cli {
 
 /// "full_shard on 4 ranks (1 replica of 4), fp32, 1 thread per rank".
 std::string describe_ranks(const TrainerOptions& options);
+/// "2 x 4": replicas, and ranks that share one; "3 x 2 x 4" with the stages in front.
+std::string describe_mesh(const Mesh& mesh, bool with_stages);
 /// Says so if a file asks for GPUs and the run is on the CPU because there is none; else "".
 std::string device_note(const Config& config, const TrainerOptions& options);
 /// One for each typed flag of the learning rate that its schedule has no use for. A file may hold

@@ -183,6 +183,8 @@ int print_sweep(const Config& config, const std::vector<Swept>& sweep) {
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   for (const char* const column : {"mesh", "device", "host", "disk"}) heading.emplace_back(column);
   TextTable table(heading);
+  const bool with_stages = config.get<std::int64_t>("pipeline") > 1 ||
+                           std::ranges::find(sweep, "pipeline", &Swept::name) != sweep.end();
   auto runs = nlohmann::ordered_json::array();
   const auto use = [&](Config own, std::vector<std::string> row) {
     const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
@@ -195,9 +197,8 @@ int print_sweep(const Config& config, const std::vector<Swept>& sweep) {
                  {"disk_bytes", run.plan.disk_bytes}});
     runs.push_back(std::move(json));
     row.insert(row.end(),
-               {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
-                format_bytes(device_bytes(run.plan)), format_bytes(run.plan.host_memory.total),
-                format_bytes(run.plan.disk_bytes)});
+               {describe_mesh(mesh, with_stages), format_bytes(device_bytes(run.plan)),
+                format_bytes(run.plan.host_memory.total), format_bytes(run.plan.disk_bytes)});
     table.add(std::move(row));
   };
   const std::vector<LeftOut> left_out = each_combination(config, sweep, use);

@@ -22,7 +22,7 @@ std::vector<Swept> parse_sweep(const std::string& text, const std::vector<Settin
   std::vector<Swept> all;
   for (const std::string& entry : split(text, ' ')) {
     const std::size_t equals = entry.find('=');
-    Swept swept{.name = setting_name(entry.substr(0, equals)), .values = {}};
+    Swept swept{.name = setting_name(entry.substr(0, equals)), .values = {}, .of_pipeline = false};
     if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
     require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
             "' names no values; write it like strategy=zero2,full_shard");

@@ -14,6 +14,7 @@ namespace tessera::cli {
 struct Swept {
   std::string name;
   std::vector<std::string> values;
+  bool of_pipeline = false;  ///< varied only where there are several stages
 };
 
 /// The parts of a text that are not empty.

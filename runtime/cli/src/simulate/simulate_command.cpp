@@ -11,6 +11,7 @@
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "settings/sweep.h"
+#include "simulate/pipeline_picture.h"
 #include "simulate/simulated_run.h"
 #include "simulate/simulated_sweep.h"
 #include "simulate/simulation_check.h"
@@ -65,6 +66,30 @@ std::vector<Setting> machine_settings() {
            .must_agree = MustAgree::kNone}};
 }
 
+/// Where the time of each stage goes, and a picture of it.
+void print_stages(std::ostream& out, const SimulatedCell& cell) {
+  const double seconds = cell.step.seconds;
+  TextTable table({"pipeline rank", "busy", "exposed, ms", "messages, ms", "bubble"});
+  for (std::size_t rank = 0; rank < cell.step.stages.size(); ++rank) {
+    const StageTime& time = cell.step.stages[rank];
+    table.add({concat(rank), in_percent(time.compute / seconds), in_ms(time.exposed),
+               in_ms(time.exposed_messages), in_percent(time.bubble / seconds)});
+  }
+  table.print(out);
+  out << "\n";
+  for (const std::string& line : pipeline_picture(cell.plan().step, cell.step.spans)) {
+    out << line << "\n";
+  }
+  out << "\n";
+  print_paragraph(
+      out,
+      "busy: the compute lane works; exposed: collectives run and no computation; messages: the "
+      "same of messages between stages; bubble: the rank waits for other stages. In the picture "
+      "digits are forwards by the last digit of their micro-step, letters backwards: a of the "
+      "micro-steps 0, 10, ..., b of 1, 11, ...; + an update, . nothing.");
+  out << "\n";
+}
+
 void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProfile& profile) {
   const TrainerOptions& options = cell.plan().options;
   out << describe_model(cell.plan()) << "\n"
@@ -86,15 +111,14 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
   }
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
-      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n\n";
-  if (cell.step.idle.size() > 1) {
-    std::string idle;
-    for (std::size_t stage = 0; stage < cell.step.idle.size(); ++stage) {
-      idle += concat(stage > 0 ? ", " : "", stage, ": ", in_percent(cell.step.idle[stage]));
-    }
-    print_paragraph(out, "idle by stage  " + idle, 15);
-    out << "\n";
+      << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n";
+  if (cell.step.stages.size() > 1) {
+    out << "bubble         " << in_percent(cell.step.bubble() / cell.step.seconds)
+        << " of the step; messages are exposed for " << in_ms(cell.step.exposed_messages())
+        << " ms of it\n";
   }
+  out << "\n";
+  if (cell.step.stages.size() > 1) print_stages(out, cell);
   TextTable lanes({"lane", "busy, ms", "exposed, ms"});
   for (const Lane lane : kAllLanes) {
     if (cell.step.of(lane).busy <= 0.0) continue;
@@ -121,24 +145,30 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep,
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   heading.emplace_back("mesh");
-  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed", "memory", ""}) {
+  const bool has_stages =
+      std::ranges::any_of(cells, [](const SimulatedCell& cell) { return cell.step.stages.size() > 1; });
+  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed"}) {
     heading.emplace_back(column);
   }
+  if (has_stages) heading.insert(heading.end(), {"messages", "bubble"});
+  heading.insert(heading.end(), {"memory", ""});
   TextTable table(heading);
   for (const SimulatedCell& cell : cells) {
     std::vector<std::string> row = cell.values;
     const Mesh mesh = mesh_of(cell.plan().options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
-    row.insert(
-        row.end(),
-        {concat(mesh.size(Axis::kReplicate), " x ", mesh.size(Axis::kShard)),
-         in_ms(cell.step.seconds),
-         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
-         cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
-         in_percent(cell.step.communication.exposed / cell.step.seconds), format_bytes(cell.memory),
-         !fits          ? "too much"
-         : cell.is_best ? "best"
-                        : ""});
+    row.insert(row.end(), {describe_mesh(mesh, has_stages), in_ms(cell.step.seconds),
+                           with_prefix(cell.tokens_per_second() /
+                                       static_cast<double>(cell.plan().options.ranks)),
+                           cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
+                           in_percent(cell.step.communication.exposed / cell.step.seconds)});
+    if (has_stages) {
+      row.insert(row.end(), {in_percent(cell.step.exposed_messages() / cell.step.seconds),
+                             in_percent(cell.step.bubble() / cell.step.seconds)});
+    }
+    row.insert(row.end(), {format_bytes(cell.memory), !fits          ? "too much"
+                                                      : cell.is_best ? "best"
+                                                                     : ""});
     table.add(std::move(row));
   }
   if (!cells.empty())
@@ -147,9 +177,13 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep,
   out << "\n";
   print_paragraph(
       out,
-      "mesh: replicas x ranks that share one. best: no other has both less memory and more "
-      "tokens per second and rank; memory is of one device, with what it takes beside the "
-      "plan.");
+      concat(has_stages ? "mesh: stages x replicas x ranks that share one; exposed, messages: the "
+                          "shares of a step in which a stage only runs collectives, or sends and "
+                          "receives, bubble: in which it waits for others."
+                        : "mesh: replicas x ranks that share one.",
+             " best: no other has both less memory and more "
+             "tokens per second and rank; memory is of one device, with what it takes beside the "
+             "plan."));
 }
 
 int run_simulate(const Config& config) {

@@ -53,9 +53,9 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
 void write_trace(const std::string& path, const SimulatedRun& run) {
   const TrainingPlan& plan = run.plan();
   OutputFile file(path, "--trace");
-  file.write(to_text(to_trace({&plan.step.ranks.front(), &plan.inputs.source}, plan.layout,
-                              plan.inputs.model, executor_options(plan.options), run.step.spans,
-                              plan.options.strategy)));
+  const auto ranks = programs_of(plan, plan.inputs.source, nullptr, nullptr);
+  file.write(to_text(to_trace(ranks, plan.layout, plan.inputs.model, executor_options(plan.options),
+                              run.step.spans, plan.options.strategy)));
 }
 
 }  // namespace tessera::cli

@@ -10,6 +10,17 @@ int ranks_per_node(const Config& config) {
   return static_cast<int>(config.get<std::int64_t>("ranks_per_node"));
 }
 
+nlohmann::ordered_json stages_to_json(const SimulatedStep& step) {
+  auto stages = nlohmann::ordered_json::array();
+  for (const StageTime& time : step.stages) {
+    stages.push_back({{"compute_seconds", time.compute},
+                      {"exposed_seconds", time.exposed},
+                      {"exposed_message_seconds", time.exposed_messages},
+                      {"bubble_seconds", time.bubble}});
+  }
+  return stages;
+}
+
 }  // namespace
 
 SimulatedSweep simulate_sweep(const Config& config, const HardwareProfile& profile,
@@ -53,7 +64,9 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"tokens_per_second", cell.tokens_per_second()},
        {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
        {"exposed_seconds", cell.step.communication.exposed},
-       {"idle_by_stage", cell.step.idle},
+       {"exposed_message_seconds", cell.step.exposed_messages()},
+       {"bubble_seconds", cell.step.bubble()},
+       {"stages", stages_to_json(cell.step)},
        {"lanes", lanes},
        {"memory_bytes", cell.memory},
        {"peak_bytes", to_json(cell.plan().memory)},

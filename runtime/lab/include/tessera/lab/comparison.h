@@ -21,12 +21,16 @@ enum class CellState : std::uint8_t {
 };
 std::string_view to_string(CellState state);
 
-/// Work of a lane of rank 0.
+/// Work of a lane of rank 0, or of the first rank of another pipeline rank.
 struct LaneSpan {
   std::string lane;    ///< "compute", "gather", ...
   std::string name;    ///< "forward h.0"
   double begin = 0.0;  ///< seconds from the step's begin
   double end = 0.0;
+  int pipeline_rank = 0;
+  // Passes through layers and messages have these.
+  int stage = -1;       ///< whose pass it is, or whose message
+  int micro_step = -1;  ///< from 0
   bool operator==(const LaneSpan&) const = default;
 };
 
@@ -48,6 +52,9 @@ struct SimulatedTime {
   double exposed_seconds = 0.0;
   double communication_seconds = 0.0;
   std::vector<LaneSpan> spans{};
+  // Means over the stages of a pipeline; see StageTime.
+  double exposed_message_seconds = 0.0;
+  double bubble_seconds = 0.0;
   bool operator==(const SimulatedTime&) const = default;
 };
 

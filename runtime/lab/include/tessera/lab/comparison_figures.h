@@ -25,6 +25,11 @@ inline constexpr std::string_view kMethod =
     "plan. Cells with the same letter under bits have bit-identical losses and "
     "parameters. Best: no other cell has both less memory and more tokens per second and rank.";
 
+inline constexpr std::string_view kPipelineMethod =
+    "Messages: milliseconds of a step in which a stage only sends or receives; bubble: the share "
+    "of "
+    "a step in which it waits for other stages. Both are simulated, and means over the stages.";
+
 Estimate mean_of(const std::vector<double>& values);
 
 /// Measured; nothing if no run is done.
@@ -41,6 +46,13 @@ MemoryPeak shown_peak(const ComparedCell& cell);
 /// The memory that a rank must have of its device: that peak, and a GPU's items beside the plan.
 std::int64_t shown_device_bytes(const ComparedCell& cell);
 Traffic shown_traffic(const ComparedCell& cell);
+
+/// How many pipeline ranks a cell has.
+std::int64_t pipeline_ranks(const ComparedCell& cell);
+// Predicted, of a cell with several: the share of a step in which a rank waits for other stages,
+// and the seconds in which only messages run, means over the stages. See StageTime.
+std::optional<double> bubble_share(const ComparedCell& cell);
+std::optional<double> exposed_messages(const ComparedCell& cell);
 
 /// "zero1, 2 ranks, bf16": the values of the axes.
 std::string cell_label(const Comparison& comparison, const ComparedCell& cell);

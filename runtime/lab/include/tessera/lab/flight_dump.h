@@ -25,7 +25,8 @@ struct DumpedAction {
   std::string group;
   std::int64_t sent_bytes = 0;             ///< by one rank
   std::vector<int> waits, previous_waits;  ///< see Action
-  int stage = -1;  ///< of a pipeline: whose pass it is, or whose message; -1: of none
+  int stage = -1;       ///< of a pipeline: whose pass it is, or whose message; -1: of none
+  int micro_step = -1;  ///< the same, for a trace; not written
 };
 
 struct DumpedProgram {

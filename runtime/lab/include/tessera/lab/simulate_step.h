@@ -26,16 +26,28 @@ double seconds_of(const KernelCall& call, const HardwareProfile& profile, int th
 double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vector<int>& members,
                   const Cluster& cluster);
 
+/// Where the time of a step of one pipeline rank went, in seconds.
+struct StageTime {
+  double compute = 0.0;  ///< the compute lane works
+  double exposed = 0.0;  ///< collectives run while neither compute nor optimizer lane works
+  double exposed_messages = 0.0;  ///< the same of messages from and to other stages
+  double bubble = 0.0;            ///< no lane works: the rank waits for other stages
+};
+
 /// A step on a virtual clock.
 struct SimulatedStep {
   /// From its end to the end of the next one, if steps follow each other without a pause.
   double seconds = 0.0;
+  // These are the first pipeline rank's.
   std::array<LaneTime, kLanes> lanes{};  ///< by Lane
   LaneTime communication;                ///< of all lanes of collectives together
-  std::vector<ActionSpan> spans;         ///< of the last step
-  /// The share of the step in which the compute lane has nothing to do, by pipeline rank.
-  std::vector<double> idle{};
+  // These are by pipeline rank. A meeting begins when the last of its ranks has come.
+  std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
+  std::vector<StageTime> stages{};
   const LaneTime& of(Lane lane) const { return lanes[static_cast<std::size_t>(lane)]; }
+  /// Means over the pipeline ranks.
+  double bubble() const;
+  double exposed_messages() const;
 };
 
 /// Runs the executor on the sim device; what each action costs follows from its kernels' FLOPs and
@@ -47,9 +59,9 @@ struct SimulatedStep {
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
 /// Runs pipeline ranks side by side, each by its first program: one rank of each stands for
-/// those of its stage. Lanes and spans are those of pipeline rank `shown`.
+/// those of its stage.
 SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                             const ModelLayout& layout, const Model& model,
-                            const ExecutorOptions& options, const Cluster& cluster, int shown = 0);
+                            const ExecutorOptions& options, const Cluster& cluster);
 
 }  // namespace tessera
