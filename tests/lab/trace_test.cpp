@@ -326,7 +326,7 @@ TEST(SimulatedTraces, HaveEveryStageOfAPipeline) {
   const Model model = test::tiny_model();
   const test::TinyData data;
   TrainerOptions staged{.strategy = "full_shard", .ranks = 4, .accumulate = 3};
-  staged.pipeline.stages = 2;
+  staged.pipeline.ranks = 2;
   const TrainingPlan plan = make_training_plan({model, data}, staged);
   const SimulatedStep step = predict_step(plan, {.profile = find_profile("h100-sxm")});
   const test::CheckedTrace trace(

@@ -36,13 +36,18 @@ py::dict to_python(const Setting& setting) {
   return row;
 }
 
+/// By pipeline rank.
 py::list spans_of(const cli::SimulationAnswer& answer) {
-  py::list spans;
-  for (const ActionSpan& span : answer.spans) {
-    spans.append(
-        py::make_tuple(span.action, std::string(to_string(span.lane)), span.begin, span.end));
+  py::list ranks;
+  for (const std::vector<ActionSpan>& of_rank : answer.spans) {
+    py::list spans;
+    for (const ActionSpan& span : of_rank) {
+      spans.append(
+          py::make_tuple(span.action, std::string(to_string(span.lane)), span.begin, span.end));
+    }
+    ranks.append(spans);
   }
-  return spans;
+  return ranks;
 }
 
 }  // namespace

@@ -114,12 +114,12 @@ class Simulation(Mapping[str, Any]):
     tokens_per_second, mfu, exposed_seconds, lanes, memory_bytes, ...
     """
 
-    def __init__(self, json: Dict[str, Any], schedules: List[Schedule], spans: List[Span]):
+    def __init__(self, json: Dict[str, Any], schedules: List[Schedule], spans: List[List[Span]]):
         self._json = json
         #: A schedule for each pipeline rank.
         self.schedules = schedules
-        #: When the actions of pipeline rank 0 ran.
-        self.spans = spans
+        #: When the actions of each pipeline rank ran.
+        self.spans_by_rank = spans
 
     def __getitem__(self, key: str) -> Any:
         return self._json[key]
@@ -139,6 +139,11 @@ class Simulation(Mapping[str, Any]):
         return self.schedules[0]
 
     @property
+    def spans(self) -> List[Span]:
+        """When the actions of the first pipeline rank ran."""
+        return self.spans_by_rank[0]
+
+    @property
     def step_seconds(self) -> float:
         """From one step's end to the next one's."""
         step_seconds: float = self["step_seconds"]
@@ -152,7 +157,11 @@ def simulate(*, config: Optional[Path] = None, **settings: Any) -> Simulation:
     and ranks_per_node. Raises ConfigError.
     """
     json, schedules, spans = _core.simulate(texts_of(settings), _path(config))
-    return Simulation(json, [Schedule._of(one) for one in schedules], [Span(*one) for one in spans])
+    return Simulation(
+        json,
+        [Schedule._of(one) for one in schedules],
+        [[Span(*one) for one in of_rank] for of_rank in spans],
+    )
 
 
 class Sweep(Sequence[Dict[str, Any]]):

@@ -43,9 +43,11 @@ constexpr std::array kListedAxes{
     ListedAxis{"recomputes", "recompute", "recomputations to compare, like none,full"},
     ListedAxis{"prefetches", "prefetch_forward",
                "prefetch depths to compare, of forward and backward, like 0,1,2"},
-    ListedAxis{"pipelines", "pipeline", "numbers of stages to compare, like 1,2,4"},
+    ListedAxis{"pipelines", "pipeline", "numbers of pipeline ranks to compare, like 1,2,4"},
     ListedAxis{"pipeline_schedules", "pipeline_schedule",
-               "orders of a pipeline to compare, like gpipe,1f1b", true}};
+               "orders of a pipeline to compare, like 1f1b,interleaved,zb-v", true},
+    ListedAxis{"virtual_stage_counts", "virtual_stages",
+               "numbers of stages on a pipeline rank to compare, like 1,2,4", true}};
 
 std::vector<Setting> compare_settings() {
   const auto of = [](const char* group, Setting setting) {

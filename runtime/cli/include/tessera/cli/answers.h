@@ -25,7 +25,8 @@ PlanAnswer answer_plan(const GivenSettings& given);
 struct SimulationAnswer {
   nlohmann::ordered_json json{};  ///< one of the runs of `tessera simulate --format json`
   StepPlan step{};
-  std::vector<ActionSpan> spans{};  ///< of the last step of pipeline rank 0, in virtual seconds
+  /// Of the last step, by pipeline rank, in virtual seconds.
+  std::vector<std::vector<ActionSpan>> spans{};
 };
 SimulationAnswer answer_simulation(const GivenSettings& given);
 
