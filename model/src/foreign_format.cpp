@@ -20,6 +20,9 @@ constexpr const char* kUnpack = "unpack it, and name what was in it";
 constexpr const char* kExport =
     "write the token ids that it holds as plain uint16, such as "
     "np.array(ids, np.uint16).tofile('tokens.bin')";
+constexpr const char* kTable =
+    "call it .parquet or .arrow if its columns are examples; of token ids, write them as plain "
+    "uint16, such as np.array(ids, np.uint16).tofile('tokens.bin')";
 constexpr const char* kOther = "name a file of text or of token ids";
 
 struct Magic {
@@ -43,10 +46,10 @@ constexpr std::array kMagics{
     Magic{0, "\x80\x04\x95"sv, "a Python pickle", kExport},
     Magic{0, "\x80\x05\x95"sv, "a Python pickle", kExport},
     Magic{0, "\x80\x02\x8a\x0al\xfc\x9c\x46"sv, "a pickle of PyTorch", kExport},
-    Magic{0, "PAR1"sv, "a Parquet file", kExport},
-    Magic{0, "ARROW1"sv, "an Arrow file", kExport},
+    Magic{0, "PAR1"sv, "a Parquet file", kTable},
+    Magic{0, "ARROW1"sv, "an Arrow file", kTable},
     Magic{0, "\xff\xff\xff\xff"sv, "an Arrow stream, as Hugging Face's datasets keep them",
-          kExport},
+          kTable},
     Magic{0, "\x89HDF\r\n"sv, "an HDF5 file", kExport},
     Magic{0, "SQLite format 3"sv, "an SQLite database", kExport},
     Magic{0, "BIN.TOK\n"sv, "a token file of llmq", kExport},

@@ -177,7 +177,8 @@ void JsonLines::visit(std::int64_t first, std::int64_t count, const Use& use) co
     try {
       value = ordered_json::parse(line);
     } catch (const ordered_json::parse_error& error) {
-      fail(ErrorCode::kConfig, "line ", number, " of '", path(), "' is no JSON: ", error.what());
+      fail(ErrorCode::kConfig, "line ", number, " of '", path(), "' is no JSON: ", error.what(),
+           "; mend the line, or leave it out");
     }
     use(record, value);
     return record + 1 < first + count;

@@ -28,9 +28,6 @@ class JsonLines : public RecordFile {
     std::int64_t line = 0;    ///< the number of its first line, from 1
     std::int64_t record = 0;  ///< the number of its first record
   };
-  std::int64_t index_bytes() const {
-    return static_cast<std::int64_t>(blocks_.capacity() * sizeof(Block));
-  }
 
  private:
   /// Calls `use(record, number of the line, line)` until it returns false.

@@ -79,16 +79,16 @@ TEST_F(RunLog, ATimelineHasTheWorkOfRankZero) {
       slice(0, "compute", "forward", 1002.0, 4.0),
       {{"ph", "X"}, {"pid", 0}, {"tid", 0}, {"name", "reads"}, {"ts", 1.0}, {"dur", 2.0}},
       {{"ph", "C"}, {"pid", 0}, {"name", "memory"}}};
-  const auto spans = cli::read_timeline(write("trace", trace.dump()));
+  const auto spans = cli::read_timeline(write("trace", trace.dump()), 2);
   ASSERT_EQ(spans.size(), 2U);
   EXPECT_EQ(spans[0].lane, "gather");
   EXPECT_EQ(spans[0].begin, 0.0);
   EXPECT_DOUBLE_EQ(spans[0].end, 2e-6);
   EXPECT_EQ(spans[1].name, "forward");
   EXPECT_DOUBLE_EQ(spans[1].begin, 2e-6);
-  EXPECT_THAT(refusal([&] { cli::read_timeline(write("t", trace.dump().substr(0, 50))); }),
+  EXPECT_THAT(refusal([&] { cli::read_timeline(write("t", trace.dump().substr(0, 50)), 2); }),
               HasSubstr("is broken"));
-  EXPECT_THAT(refusal([&] { cli::read_timeline(path("none")); }), HasSubstr("cannot be read"));
+  EXPECT_THAT(refusal([&] { cli::read_timeline(path("none"), 2); }), HasSubstr("cannot be read"));
 }
 
 }  // namespace

@@ -41,11 +41,13 @@ struct DatasetOptions {
   /// uint32); a recognisable file of another program is refused. In a folder, its .bin
   /// files in bytewise order; nothing is put between them.
   /// Examples: files (.jsonl) with a JSON object in each line, {"prompt": "...", "completion":
-  /// "..."}, {"text": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}; of a folder
-  /// its own files, in bytewise order. A sample is one example, with what the tokenizer puts in
-  /// front of a text and `end_token` behind it, or as `chat_template` renders messages; longer ones
-  /// are cut off at the end. Targets are the completion's tokens, all of a text, or what assistants
-  /// have written (ChatTemplate::chat). Prompts and completions may be messages, too.
+  /// "..."}, {"text": "..."} or {"messages": [{"role": "...", "content": "..."}, ...]}, or tables
+  /// (.parquet, .arrow, .feather) with such columns, where Arrow was found when this was built; of
+  /// a folder its own files, in bytewise order. A sample is one example, with what the tokenizer
+  /// puts in front of a text and `end_token` behind it, or as `chat_template` renders messages;
+  /// longer ones are cut off at the end. Targets are the completion's tokens, all of a text, or
+  /// what assistants have written (ChatTemplate::chat). Prompts and completions may be messages,
+  /// too.
   std::string path;
   DataKind kind = DataKind::kAuto;
   std::int64_t sequence_length = 256;

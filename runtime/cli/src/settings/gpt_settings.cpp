@@ -126,14 +126,16 @@ std::vector<Setting> data_settings() {
         .help = "training data: a text file, a folder of texts, .bin files of token "
                 "ids, or .jsonl files of examples, whose lines are {\"prompt\": ..., "
                 "\"completion\": ...}, of which completions are learnt, {\"messages\": [...]}, of "
-                "which what assistants write is, or {\"text\": ...}; several, given one by one or "
+                "which what assistants write is, or {\"text\": ...}, .parquet or .arrow files with "
+                "such "
+                "columns, or a folder of them; several, given one by one or "
                 "with commas between, are mixed in the ratio of their sizes, or of weights: "
                 "a.jsonl=0.7,b.jsonl=0.3",
         .must_agree = MustAgree::kNone},
        {.name = "data_kind",
         .fallback = "auto",
-        .help = "contents of the files; auto: .bin files are tokens, .jsonl files are "
-                "examples, others are text",
+        .help = "contents of the files; auto: .bin files are tokens, .jsonl, .parquet "
+                "and .arrow files are examples, others are text",
         .choices = {"auto", "text", "tokens", "examples"}},
        {.name = "epochs",
         .type = SettingType::kNumber,
