@@ -145,8 +145,8 @@ void print_sweep(std::ostream& out, const std::vector<Swept>& sweep,
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   heading.emplace_back("mesh");
-  const bool has_stages =
-      std::ranges::any_of(cells, [](const SimulatedCell& cell) { return cell.step.stages.size() > 1; });
+  const bool has_stages = std::ranges::any_of(
+      cells, [](const SimulatedCell& cell) { return cell.step.stages.size() > 1; });
   for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed"}) {
     heading.emplace_back(column);
   }
