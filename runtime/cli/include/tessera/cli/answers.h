@@ -25,7 +25,7 @@ PlanAnswer answer_plan(const GivenSettings& given);
 struct SimulationAnswer {
   nlohmann::ordered_json json{};  ///< one of the runs of `tessera simulate --format json`
   StepPlan step{};
-  /// Of the last step, by pipeline rank, in virtual seconds.
+  /// Says when actions ran in the last step, by pipeline rank, in virtual seconds.
   std::vector<std::vector<ActionSpan>> spans{};
 };
 SimulationAnswer answer_simulation(const GivenSettings& given);
