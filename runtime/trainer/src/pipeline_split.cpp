@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -59,9 +61,77 @@ struct Worst {
   auto operator<=>(const Worst&) const = default;
 };
 
+/// A split as pipeline ranks have it; the smaller, the better.
+struct SplitCost {
+  double slowest_rank = 0.0;
+  double squares = 0.0;  ///< sum over stages: equal stages wait least for one another
+  double parameters = 0.0;  ///< of the rank with most
+  auto operator<=>(const SplitCost&) const = default;
+};
+
+SplitCost cost_of(const std::vector<int>& counts, const std::vector<int>& rank_of_stage,
+                  const std::vector<double>& costs, const std::vector<double>& parameters) {
+  SplitCost cost;
+  std::map<int, double> by_rank, parameters_by_rank;
+  std::size_t layer = 0;
+  for (std::size_t stage = 0; stage < counts.size(); ++stage) {
+    double own = 0.0;
+    for (int i = 0; i < counts[stage]; ++i, ++layer) {
+      own += costs[layer];
+      parameters_by_rank[rank_of_stage[stage]] += parameters[layer];
+    }
+    cost.squares += own * own;
+    by_rank[rank_of_stage[stage]] += own;
+  }
+  for (const auto& [rank, sum] : by_rank) cost.slowest_rank = std::max(cost.slowest_rank, sum);
+  for (const auto& [rank, sum] : parameters_by_rank) {
+    cost.parameters = std::max(cost.parameters, sum);
+  }
+  return cost;
+}
+
+std::vector<int> ranks_of_stages(const PipelineSplit& pipeline) {
+  const int stages = pipeline.stages();
+  std::vector<int> ranks = pipeline.schedule.listed.empty()
+                               ? stage_ranks(*pipeline.schedule.order, pipeline.ranks, stages)
+                               : stage_ranks(pipeline.schedule.listed);
+  for (int stage = 0; static_cast<int>(ranks.size()) < stages; ++stage) {
+    ranks.push_back(stage % pipeline.ranks);
+  }
+  return ranks;
+}
+
+/// Lets a stage give a layer to another, and those in between pass one on, as long as that makes
+/// the slowest rank faster, or else stages more equal.
+void improve(std::vector<int>& counts, const PipelineSplit& pipeline,
+             const std::vector<double>& costs, const std::vector<double>& parameters) {
+  const std::vector<int> ranks = ranks_of_stages(pipeline);
+  SplitCost best = cost_of(counts, ranks, costs, parameters);
+  for (bool improves = true; improves;) {
+    improves = false;
+    std::vector<int> better = counts;
+    for (std::size_t from = 0; from < counts.size(); ++from) {
+      for (std::size_t to = 0; to < counts.size(); ++to) {
+        if (from == to || counts[from] == 1) continue;
+        std::vector<int> other = counts;
+        --other[from];
+        ++other[to];
+        const SplitCost cost = cost_of(other, ranks, costs, parameters);
+        if (cost < best) {
+          best = cost;
+          better = std::move(other);
+          improves = true;
+        }
+      }
+    }
+    counts = better;
+  }
+}
+
 }  // namespace
 
-/// The best split of the first n layers into s stages, from those into s - 1.
+/// The split whose slowest stage is fastest: of the first n layers into s stages, from those into
+/// s - 1. Where ranks have several stages, the slowest rank counts.
 StageLayers balanced_layers(const RunInputs& inputs, const TrainerOptions& options) {
   const std::vector<double> costs = layer_costs(inputs, options);
   const std::vector<double> parameters = layer_parameters(inputs.model);
@@ -95,6 +165,7 @@ StageLayers balanced_layers(const RunInputs& inputs, const TrainerOptions& optio
     n -= last[s][n];
   }
   std::ranges::reverse(split.counts);
+  improve(split.counts, options.pipeline, costs, parameters);
   return split;
 }
 
