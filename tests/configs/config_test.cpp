@@ -57,6 +57,41 @@ TEST_F(ConfigTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
   EXPECT_TRUE(config.given("ranks"));
 }
 
+TEST_F(ConfigTest, StagesDivideTheRanksOfAMesh) {
+  const auto text = [](const char* type, const char* axes) {
+    return concat(R"({"distributed_type": ")", type, R"(", "num_processes": 8,
+        "fsdp_config": {"fsdp_version": 2}, "parallelism_config": {)",
+                  axes, "}}");
+  };
+  constexpr const char* kPrefix = "parallelism_config_";
+  const auto axis = [&](const char* name, int size) {
+    return concat('"', kPrefix, name, "_size\": ", size);
+  };
+  Config sharded(trainer_settings());
+  const std::string two = axis("pp", 2) + "," + axis("dp_replicate", 2);
+  sharded.read_file(write(text("FSDP", (two + "," + axis("dp_shard", 2)).c_str())));
+  EXPECT_EQ(sharded.get<int>("pipeline"), 2);
+  EXPECT_EQ(sharded.get<int>("replicas"), 2);
+  EXPECT_EQ(sharded.get<std::string>("strategy"), "hybrid_shard");
+  EXPECT_THAT(error_of_file(text("FSDP", (two + "," + axis("dp_shard", 4)).c_str())),
+              HasSubstr("2 x dp_shard_size 4 x pp_size 2 has 16 ranks, but there are 8"));
+  EXPECT_THAT(error_of_file(text("MULTI_GPU", axis("pp", 3).c_str())),
+              HasSubstr("does not divide 8 ranks"));
+  EXPECT_THAT(error_of_file(text("DEEPSPEED", axis("pp", 2).c_str())), HasSubstr("--pipeline"));
+  Config replicated(trainer_settings());
+  const std::string four = axis("pp", 2) + "," + axis("dp_replicate", 4);
+  replicated.read_file(write(text("MULTI_GPU", four.c_str())));
+  EXPECT_EQ(replicated.get<int>("pipeline"), 2);
+}
+
+TEST_F(ConfigTest, DeepSpeedsBatchIsOfTheRanksOfAStage) {
+  Config config(trainer_settings());
+  config.set_text("ranks", "4");
+  config.set_text("pipeline", "2");
+  config.read_file(write(R"({"train_batch_size": 8, "gradient_accumulation_steps": 2})"));
+  EXPECT_EQ(config.get<int>("micro_batch"), 2);
+}
+
 TEST_F(ConfigTest, EverySettingRoundTripsThroughAFile) {
   const Config defaults(trainer_settings());
   Config config(trainer_settings());

@@ -59,6 +59,7 @@ const std::vector<Place>& places() {
   constexpr const char* kFsdp2 =
       R"({"distributed_type": "FSDP", "num_processes": 4, "fsdp_config": {"fsdp_version": 2}})";
   constexpr const char* kByDeepSpeed = R"({"distributed_type": "DEEPSPEED", "num_processes": 4})";
+  constexpr const char* kMegatron = R"({"distributed_type": "MEGATRON_LM", "num_processes": 4})";
   constexpr const char* kDdp = R"({"distributed_type": "MULTI_CPU", "num_processes": 4})";
   constexpr const char* kDeepSpeed = R"({"train_batch_size": 8})";
   constexpr const char* kDecay =
@@ -76,6 +77,7 @@ const std::vector<Place>& places() {
       {"parallelism_config", kFsdp2, "/parallelism_config"},
       {"parallelism_config", kDdp, "/parallelism_config"},
       {"deepspeed_config", kByDeepSpeed, "/deepspeed_config"},
+      {"megatron_lm_config", kMegatron, "/megatron_lm_config"},
       {"dynamo_config", kDdp, "/dynamo_config"},
       {"mpirun_config", kDdp, "/mpirun_config"},
       {"deepspeed", kDeepSpeed, ""},

@@ -351,7 +351,7 @@ TEST_F(ExplainCommand, FixesFilesOfDeepSpeedAndSaysThatCommentsAreLost) {
 
 TEST_F(ExplainCommand, FixesWhatIsMissing) {
   const std::string file =
-      write("a.yaml", "megatron_lm_config:\n  megatron_lm_tp_degree: 2\nmixed_precision: bf16\n");
+      write("a.yaml", "dynamo_config:\n  dynamo_mode: default\nmixed_precision: bf16\n");
   const ProgramResult result = run({"explain", file, "--fix", path("b.yaml"), "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(nlohmann::json::parse(result.out)["fixed"]["changes"].size(), 1U);
@@ -372,6 +372,62 @@ TEST_F(ExplainCommand, TrainsWithAForeignFileAndSaysWhatItTranslated) {
                                              "none, so the run is on the CPU"));
   }
   EXPECT_EQ(read_log("log.jsonl").at(0)["ranks"], 2);
+}
+
+/// Megatron-LM's stages in a file of Accelerate's, in Megatron-LM's flags, torchtitan's and ours.
+TEST_F(ExplainCommand, PipelinesOfOtherProgramsTrainAsOurs) {
+  const std::string data = write_text();
+  const auto losses = [&](std::vector<std::string> flags) {
+    std::filesystem::remove(path("log.jsonl"));
+    flags.insert(flags.end(), {"--data", data, "--steps", "2", "--log", path("log.jsonl")});
+    const ProgramResult result = train(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<nlohmann::json> all;
+    if (result.exit_code != 0) return all;
+    for (const nlohmann::json& line : read_log("log.jsonl")) {
+      if (line.contains("loss")) all.push_back(line["loss"]);
+    }
+    return all;
+  };
+  const auto ours = losses({"--no-default-config", "--ranks", "4", "--pipeline", "2",
+                            "--accumulate", "3", "--strategy", "zero1", "--clip-norm", "0.5"});
+  ASSERT_GE(ours.size(), 2U);
+  const std::string file = write("m.yaml",
+                                 "distributed_type: MEGATRON_LM\nnum_processes: 4\n"
+                                 "mixed_precision: 'no'\nmegatron_lm_config:\n"
+                                 "  megatron_lm_pp_degree: 2\n"
+                                 "  megatron_lm_num_micro_batches: 3\n"
+                                 "  megatron_lm_recompute_activations: true\n"
+                                 "  megatron_lm_use_distributed_optimizer: true\n"
+                                 "  megatron_lm_gradient_clipping: 0.5\n");
+  EXPECT_EQ(losses({"--config", file}), ours);
+  EXPECT_EQ(losses({"--no-default-config", "--world-size", "4", "--pipeline-model-parallel-size",
+                    "2", "--tensor-model-parallel-size", "1", "--num-micro-batches", "3",
+                    "--use-distributed-optimizer", "--clip-grad", "0.5"}),
+            ours);
+  EXPECT_EQ(losses({"--no-default-config", "--ranks", "4", "--parallelism.pipeline_parallel_degree",
+                    "2", "--parallelism.pipeline_parallel_schedule", "GPipe", "--accumulate", "3",
+                    "--strategy", "zero1", "--clip-norm", "0.5"}),
+            ours);
+}
+
+TEST_F(ExplainCommand, FlagsOfPipelinesThatAreNotOursAreAnswered) {
+  const auto error = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"plan", "--no-default-config"});
+    const ProgramResult result = run(flags);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.err;
+  };
+  EXPECT_THAT(error({"--num-layers-per-virtual-pipeline-stage", "2"}),
+              HasSubstr("--virtual-stages"));
+  EXPECT_THAT(error({"--decoder-last-pipeline-num-layers", "2"}), HasSubstr("--pipeline-split"));
+  EXPECT_THAT(error({"--pipeline-model-parallel-layout", "Et|tL"}), HasSubstr("--pipeline-split"));
+  EXPECT_THAT(error({"--microbatch-group-size-per-virtual-pipeline-stage", "2"}),
+              HasSubstr("as many micro-steps as there are pipeline ranks"));
+  EXPECT_THAT(error({"--tensor-model-parallel-size", "2"}), HasSubstr("not split in other ways"));
+  EXPECT_THAT(error({"--global-batch-size", "64"}), HasSubstr("--ranks / --pipeline"));
+  EXPECT_THAT(error({"--parallelism.pipeline_parallel_schedule", "DualPipeV"}),
+              HasSubstr("--pipeline-schedule FILE.csv"));
 }
 
 TEST_F(ExplainCommand, TheDefaultFileIsNeverUsedInSilence) {

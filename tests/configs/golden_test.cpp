@@ -93,11 +93,23 @@ void tell_deepspeed(const json& environment, json& settings) {
   if (!norm.empty() && norm != "auto") settings["clip_norm"] = std::stod(norm);
 }
 
+/// A plugin without recompute_activations says that Accelerate hands them to nobody.
+void tell_megatron(const json& megatron, json& settings) {
+  settings["pipeline"] = megatron["pipeline_model_parallel_size"];
+  settings["accumulate"] = megatron["num_micro_batches"];
+  settings["clip_norm"] = megatron["clip_grad"];
+  settings["strategy"] = megatron["use_distributed_optimizer"] == true ? "zero1" : "no_shard";
+  settings["recompute"] = megatron["recompute_granularity"];
+  settings["offload_optimizer"] = megatron["optimizer_cpu_offload"] == true ? "host" : "none";
+}
+
 json told_by(const json& record) {
   json settings;
   tell_launch(record, settings);
   if (record.contains("fsdp")) {
     tell_fsdp(record, settings);
+  } else if (record.contains("megatron")) {
+    tell_megatron(record["megatron"], settings);
   } else if (record["environment"].contains("ACCELERATE_USE_DEEPSPEED")) {
     tell_deepspeed(record["environment"], settings);
   } else {

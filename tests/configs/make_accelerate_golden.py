@@ -6,7 +6,7 @@
 
 Each file goes the way that `accelerate launch --config_file FILE` goes: its parser, its merging of
 file and flags, its choice of a launcher, the number of processes and the environment that this one
-would start them with, the FSDP plugin that a worker builds from that, and its check of the mesh.
+would start them with, the plugin of FSDP or Megatron-LM that a worker builds from that, and its check of the mesh.
 The result is accelerate_golden.json; golden_test.cpp holds our reader to it. No GPU is needed.
 """
 
@@ -19,7 +19,7 @@ import accelerate
 from accelerate.commands import launch
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType
-from accelerate.utils.dataclasses import FullyShardedDataParallelPlugin
+from accelerate.utils.dataclasses import FullyShardedDataParallelPlugin, MegatronLMPlugin
 from accelerate.utils.launch import (
     prepare_deepspeed_cmd_env,
     prepare_multi_gpu_env,
@@ -28,7 +28,7 @@ from accelerate.utils.launch import (
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
-PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_")
 # Files at which Accelerate itself stops with an error of Python, not with a message.
 CRASHES = ("accelerate_nulls.yaml", "accelerate_precision_no_without_quotes.yaml")
 
@@ -57,6 +57,8 @@ class Recorder:
         self.result = {"launcher": launcher, "processes": processes, "environment": environment}
         if args.use_fsdp:
             self.result["fsdp"] = plugin_of(environment)
+        if args.use_megatron_lm:
+            self.result["megatron"] = megatron_of(environment)
         if environment.get("ACCELERATE_USE_PARALLELISM_CONFIG") == "true":
             check_mesh(environment, processes, args.use_fsdp)
 
@@ -106,6 +108,28 @@ def plugin_of(environment: dict) -> dict:
             "min_num_params": plugin.min_num_params,
             "forward_prefetch": plugin.forward_prefetch,
             "reduce_dtype": None if policy is None else str(policy.reduce_dtype),
+        }
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def megatron_of(environment: dict) -> dict:
+    """What a worker's plugin would hand to Megatron-LM, as far as a file tells it."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        handed = MegatronLMPlugin().megatron_lm_default_args
+        return {
+            name: handed[name]
+            for name in (
+                "pipeline_model_parallel_size",
+                "num_micro_batches",
+                "clip_grad",
+                "use_distributed_optimizer",
+                "recompute_granularity",
+                "optimizer_cpu_offload",
+            )
         }
     finally:
         os.environ.clear()

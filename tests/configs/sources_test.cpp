@@ -223,7 +223,16 @@ TEST_F(ConfigSources, NoVariableOfAccelerateIsSilent) {
   EXPECT_THAT(told({{"ACCELERATE_USE_CPU", "true"}}), HasSubstr("device=\"cpu\""));
   EXPECT_THAT(told({{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"}}), HasSubstr("accumulate=4"));
   EXPECT_THAT(told({{"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "x"}}), HasSubstr("at least 1"));
-  EXPECT_THAT(told({{"ACCELERATE_USE_MEGATRON_LM", "true"}}), HasSubstr("Megatron-LM"));
+  const std::pair<std::string, std::string> megatron{"ACCELERATE_USE_MEGATRON_LM", "true"};
+  const std::pair<std::string, std::string> micro_batches{"MEGATRON_LM_NUM_MICRO_BATCHES", "8"};
+  EXPECT_THAT(told({megatron, micro_batches, {"MEGATRON_LM_PP_DEGREE", "2"}}),
+              AllOf(HasSubstr("pipeline=2"), HasSubstr("accumulate=8"), HasSubstr("clip_norm=1.0"),
+                    HasSubstr("strategy=\"no_shard\"")));
+  EXPECT_THAT(told({megatron, {"MEGATRON_LM_TP_DEGREE", "2"}}), HasSubstr("tensor parallelism"));
+  EXPECT_THAT(told({megatron, micro_batches, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"}}),
+              AllOf(HasSubstr("accumulate=8"), HasSubstr("MEGATRON_LM_NUM_MICRO_BATCHES decides")));
+  EXPECT_THAT(told({{"MEGATRON_LM_PP_DEGREE", "2"}}),
+              HasSubstr("has no effect: ACCELERATE_USE_MEGATRON_LM is not true"));
   EXPECT_THAT(told({{"ACCELERATE_CPU_AFFINITY", "1"}}), HasSubstr("bind=\"numa\""));
   EXPECT_THAT(told({{"ACCELERATE_USE_DEEPSPEED", "true"},
                     {"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts"}}),

@@ -5,6 +5,7 @@
 
 #include "accelerate_deepspeed.h"
 #include "accelerate_machines.h"
+#include "accelerate_megatron.h"
 #include "deepspeed.h"
 #include "fsdp.h"
 #include "keys.h"
@@ -52,9 +53,12 @@ class Accelerate {
     read_small_sections();
     const bool fsdp = is_type("FSDP");
     const bool deepspeed = is_type("DEEPSPEED");
+    const bool megatron = is_type(kMegatron);
     if (fsdp || deepspeed) top_.agree(kType, fsdp ? "see fsdp_config" : "see deepspeed_config");
+    if (megatron) top_.agree(kType, "see megatron_lm_config");
     attempt([&] { read_fsdp(fsdp); });
     attempt([&] { read_deepspeed(deepspeed); });
+    attempt([&] { read_megatron(megatron); });
     attempt([&] {
       if (!followed_) read_precision(fsdp || deepspeed);
     });
@@ -97,22 +101,18 @@ class Accelerate {
     const std::vector<ConfigChange> change{top_.with(kType, type_->name)};
     if (!name) {
       top_.refuse_for(change, kType, "is missing, which Accelerate refuses; add distributed_type: ",
-                      "FSDP, DEEPSPEED, MULTI_GPU, MULTI_CPU or NO");
+                      "FSDP, DEEPSPEED, MEGATRON_LM, MULTI_GPU, MULTI_CPU or NO");
     }
     if (found == nullptr) top_.refuse_for(change, kType, unknown_value(*name, type_names()));
-    if (std::string_view(found->name) == kMegatron && top_.node(kMegatronSection) != nullptr) {
-      top_.no_effect(kMegatronSection,
-                     "says how Megatron-LM splits the model, which Tessera does not do",
-                     Told::kByRun);
-    }
     top_.refuse_for(change, kType, "'", *name, "': ", found->refusal);
   }
 
   std::string nearest_type(const std::string& name) const {
     const std::string near = near_word(upper(name), type_names());
     if (!near.empty()) return near;
-    if (upper(name) == kMegatron || top_.node("fsdp_config") != nullptr) return "FSDP";
+    if (top_.node("fsdp_config") != nullptr) return "FSDP";
     if (top_.node("deepspeed_config") != nullptr) return "DEEPSPEED";
+    if (top_.node(kMegatronSection) != nullptr) return kMegatron;
     if (top_.integer(kProcesses).value_or(1) == 1) return "NO";
     return top_.flag(kUseCpu).value_or(false) ? "MULTI_CPU" : "MULTI_GPU";
   }
@@ -238,7 +238,8 @@ class Accelerate {
                          "mpirun_hostfile is given; here there are ", ranks_, " ranks"),
                   Told::kByExplain);
     }
-    const bool on_gpus = name == "FSDP" || name == "DEEPSPEED" || name == "MULTI_GPU";
+    const bool on_gpus =
+        name == "FSDP" || name == "DEEPSPEED" || name == kMegatron || name == "MULTI_GPU";
     if (on_gpus && top_.flag(kUseCpu).value_or(false)) {
       top_.differ(kUseCpu, concat("'accelerate launch' ignores the key with distributed_type ",
                                   name, " and runs on GPUs; here ranks compute on the CPU"));
@@ -282,7 +283,7 @@ class Accelerate {
       }
     }
     for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
-                            "deepspeed_config"}) {
+                            "deepspeed_config", kMegatronSection}) {
       top_.open(key);
     }
   }
@@ -324,13 +325,21 @@ class Accelerate {
         }
       });
     }
+    const std::int64_t stages = mesh.integer(kStages).value_or(1);
+    attempt([&] {
+      if (stages > 1 && !ddp) {
+        mesh.refuse(kStages, "is ", stages, ", which needs distributed_type: FSDP, MULTI_GPU or ",
+                    "MULTI_CPU; with MEGATRON_LM set megatron_lm_pp_degree, else give --pipeline");
+      }
+      translate_stages(mesh, ranks_);
+    });
     if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
     mesh.leave_unused("an axis of one rank", Told::kByExplain);
     const bool known = ranks_ != kUnknownRanks && !is_axis_refused(mesh);
-    if (replicas > 1 && known && replicas != ranks_) {
-      mesh.refuse(
-          kReplicate, "is ", replicas, ", but there are ", ranks_,
-          " ranks; make them equal, or use distributed_type: FSDP to shard in each replica");
+    if (replicas > 1 && known && replicas != ranks_ / stages) {
+      mesh.refuse(kReplicate, "is ", replicas, ", but there are ", ranks_, " ranks",
+                  stages > 1 ? concat(" in ", stages, " stages") : "",
+                  "; make them equal, or use distributed_type: FSDP to shard in each replica");
     }
   }
 
@@ -346,6 +355,21 @@ class Accelerate {
       follow(section);
     } else {
       translate_deepspeed_section(section, known_);
+    }
+  }
+
+  void read_megatron(bool wanted) {
+    const Node* node = top_.node(kMegatronSection);
+    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
+                    rules_of(kMegatronSection),
+                    {.name = kMegatronSection,
+                     .prefix = "megatron_lm_",
+                     .apart_from_prefix = true,
+                     .known = &known_});
+    if (wanted) {
+      translate_megatron_section(section, ranks_, known_);
+    } else {
+      section.switch_off("is read only with distributed_type: MEGATRON_LM, as in Accelerate");
     }
   }
 
@@ -422,16 +446,17 @@ class Accelerate {
     }
     const bool narrow = *precision != "no";
     top_.honour(kPrecision, "precision", narrow ? *precision : "fp32");
+    const std::string chosen = known_.override_text("precision").value_or(*precision);
     // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32
-    // masters.
-    top_.honour(kPrecision, "reduce_dtype",
-                narrow && low_precision_reduction
-                    ? known_.override_text("precision").value_or(*precision)
-                    : "fp32");
-    if (*precision == "fp16" && is_type("DEEPSPEED") &&
-        known_.override_text("precision").value_or("fp16") == "fp16") {
+    // masters, Megatron-LM in fp16 or fp32.
+    const bool low = low_precision_reduction || (is_type(kMegatron) && chosen == "fp16");
+    top_.honour(kPrecision, "reduce_dtype", narrow && low ? chosen : "fp32");
+    if (*precision != "fp16" || chosen != "fp16") return;
+    if (is_type("DEEPSPEED")) {
       top_.honour(kPrecision, "loss_scale_dialect", "deepspeed",
                   "DeepSpeed's rules; elsewhere Accelerate has torch's");
+    } else if (is_type(kMegatron)) {
+      top_.honour(kPrecision, "loss_scale_dialect", "megatron", "Megatron-LM's rules");
     }
   }
 

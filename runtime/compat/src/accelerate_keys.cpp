@@ -8,6 +8,8 @@ using enum KeyType;
 
 // clang-format off
 constexpr const char* kCompiled = "there is no Python code to compile";
+constexpr const char* kEachLayer = "each layer is recomputed from its input";
+constexpr const char* kExperts = "experts, which models here have not";
 constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
@@ -28,7 +30,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
   static const std::vector<KeyTable> tables{
       {"accelerate", {
       refused("compute_environment", kText, "jobs in SageMaker", "run on the machine itself, with LOCAL_MACHINE").but({"LOCAL_MACHINE"}).only({"AMAZON_SAGEMAKER"}),
-      used("distributed_type", kAny, "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`: what their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
+      used("distributed_type", kAny, "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`, `MEGATRON_LM`: what their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
       used("mixed_precision", kText, "`--precision fp32`, `bf16` or `fp16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp8 is refused").one_of({"no", "bf16", "fp16", "fp8"}),
       used("fp16", kFlag, "`--precision fp16`; old files have it for mixed_precision"),
       used("num_processes", kInteger, "`launch --config FILE` reads it; without a launcher it is `--ranks`"),
@@ -59,7 +61,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("parallelism_config", kSection, kBelow),
       used("deepspeed_config", kSection, kBelow),
       used("mpirun_config", kSection, kBelow),
-      said("megatron_lm_config", kAny, "is read only with distributed_type: MEGATRON_LM, as in Accelerate"),
+      used("megatron_lm_config", kSection, kBelow),
       said("fp8_config", kAny, "is read only with mixed_precision: fp8, as in Accelerate"),
       quiet("ipex_config", kAny, "there is no PyTorch to extend"), }},
       {"fsdp_config", {
@@ -88,7 +90,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       refused("parallelism_config_tp_size", kInteger, "tensor parallelism", kShardInstead).but({"1"}),
       refused("parallelism_config_cp_size", kInteger, "context parallelism", kShardInstead).but({"1"}),
       refused("parallelism_config_sp_size", kInteger, "sequence parallelism", kShardInstead).but({"1"}),
-      refused("parallelism_config_pp_size", kInteger, "pipeline parallelism", kShardInstead).but({"1"}),
+      used("parallelism_config_pp_size", kInteger, "`--pipeline N`, which Accelerate has not").from(1, kMaxRanks),
       quiet("parallelism_config_cp_backend", kText, kOnlyAxis).one_of({"torch"}),
       quiet("parallelism_config_cp_comm_strategy", kText, kOnlyAxis).one_of({"allgather", "alltoall"}),
       quiet("parallelism_config_sp_backend", kText, kOnlyAxis).one_of({"deepspeed"}),
@@ -112,6 +114,34 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       said("deepspeed_exclusion_filter", kText, kLauncher),
       quiet("deepspeed_multinode_launcher", kText, kLauncher).one_of(
       {"pdsh", "standard", "openmpi", "mvapich", "mpich", "impi", "slurm", "nossh"}), }},
+      {"megatron_lm_config", {
+      used("megatron_lm_pp_degree", kInteger, "`--pipeline N`").from(1, kMaxRanks),
+      used("megatron_lm_num_micro_batches", kInteger, "`--accumulate N`").from(1),
+      used("megatron_lm_gradient_clipping", kNumber, "`--clip-norm x`").from(0),
+      used("megatron_lm_use_distributed_optimizer", kFlag, "`--strategy zero1`, else `no_shard`"),
+      used("megatron_lm_recompute_activations", kFlag, "`--recompute selective`, else `none`"),
+      used("megatron_lm_recompute_granularity", kText, "`--recompute`, in the same words").one_of({"full", "selective"}),
+      said("megatron_lm_recompute_method", kText, kEachLayer).one_of({"uniform", "block"}).but({"uniform"}),
+      said("megatron_lm_recompute_num_layers", kInteger, kEachLayer).but({"1"}),
+      used("megatron_lm_optimizer_cpu_offload", kFlag, "`--offload-optimizer host`"),
+      quiet("megatron_lm_overlap_cpu_optimizer_d2h_h2d", kFlag, "copies to and from the host always overlap updates"),
+      refused("megatron_lm_tp_degree", kInteger, "tensor parallelism", "set it to 1: megatron_lm_use_distributed_optimizer shards the optimizer over those ranks, distributed_type: FSDP parameters, too").but({"1"}),
+      quiet("megatron_lm_sequence_parallelism", kFlag, "it divides activations among tensor-parallel ranks, of which there is one"),
+      refused("megatron_lm_context_parallel_size", kInteger, "context parallelism", "set it to 1").but({"1"}),
+      refused("megatron_lm_expert_model_parallel_size", kInteger, kExperts, "set it to 1").but({"1"}),
+      refused("megatron_lm_expert_tensor_parallel_size", kInteger, kExperts, "set it to 1").but({"1"}),
+      refused("megatron_lm_decoder_last_pipeline_num_layers", kInteger, "a split that tells the layers of the last stage only", "remove it and give --pipeline-split with those of each stage, embedding and head among them, or let it balance them").lifted_by("pipeline_split"),
+      refused("megatron_lm_use_custom_fsdp", kFlag, "Megatron's FSDP", "set it to false; distributed_type: FSDP shards"),
+      refused("megatron_lm_no_load_optim", kFlag, "resuming without the optimizer's state", "set it to false; --init starts from a checkpoint's parameters alone"),
+      said("megatron_lm_no_save_optim", kFlag, "checkpoints have the optimizer's state; --export writes the model alone"),
+      refused("megatron_lm_eod_mask_loss", kFlag, "a loss that leaves out the ends of documents", "set it to false"),
+      quiet("megatron_lm_use_precision_aware_optimizer", kFlag, "the optimizer's state is in fp32 there, too, unless other flags of Megatron-LM say otherwise"),
+      quiet("megatron_lm_attention_backend", kFlag, "the device decides which kernels compute attention"),
+      quiet("megatron_lm_attention_softmax_in_fp32", kFlag, "softmax is computed in fp32, always"),
+      quiet("megatron_lm_calculate_per_token_loss", kFlag, "the loss is averaged over the tokens of the whole step, always"),
+      quiet("megatron_lm_use_rotary_position_embeddings", kFlag, "the model says which embeddings of positions it has"),
+      refused("megatron_lm_attention_dropout", kNumber, "a dropout of attention alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"),
+      refused("megatron_lm_hidden_dropout", kNumber, "a dropout of hidden layers alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"), }},
       {"dynamo_config", {
       said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
       quiet("dynamo_mode", kText, kCompiled).one_of({"default", "reduce-overhead", "max-autotune"}),
@@ -130,22 +160,13 @@ const std::vector<DistributedType>& distributed_types() {
   constexpr const char* kDevice =
       "devices of this kind are not supported; use MULTI_GPU, MULTI_CPU or FSDP";
   static const std::vector<DistributedType> types{
-      {"NO", "no_shard", nullptr},
-      {"MULTI_CPU", "no_shard", nullptr},
-      {"MULTI_GPU", "no_shard", nullptr},
-      {"FSDP", nullptr, nullptr},
-      {"DEEPSPEED", nullptr, nullptr},
-      {"MEGATRON_LM", nullptr,
-       "tensor and pipeline parallelism are not there; use FSDP, which shards the same state over "
-       "all ranks"},
-      {"XLA", nullptr, kDevice},
-      {"TPU", nullptr, kDevice},
-      {"MULTI_XPU", nullptr, kDevice},
-      {"MULTI_NPU", nullptr, kDevice},
-      {"MULTI_MLU", nullptr, kDevice},
-      {"MULTI_SDAA", nullptr, kDevice},
-      {"MULTI_MUSA", nullptr, kDevice},
-      {"MULTI_HPU", nullptr, kDevice},
+      {"NO", "no_shard", nullptr},        {"MULTI_CPU", "no_shard", nullptr},
+      {"MULTI_GPU", "no_shard", nullptr}, {"FSDP", nullptr, nullptr},
+      {"DEEPSPEED", nullptr, nullptr},    {"MEGATRON_LM", nullptr, nullptr},
+      {"XLA", nullptr, kDevice},          {"TPU", nullptr, kDevice},
+      {"MULTI_XPU", nullptr, kDevice},    {"MULTI_NPU", nullptr, kDevice},
+      {"MULTI_MLU", nullptr, kDevice},    {"MULTI_SDAA", nullptr, kDevice},
+      {"MULTI_MUSA", nullptr, kDevice},   {"MULTI_HPU", nullptr, kDevice},
       {"MULTI_NEURON", nullptr, kDevice},
   };
   return types;

@@ -42,6 +42,7 @@ std::string precision(const std::string& text) {
 std::string fp16(const std::string& text) { return is_true(text) ? "fp16" : "fp32"; }
 std::string bf16(const std::string& text) { return is_true(text) ? "bf16" : "fp32"; }
 std::string recompute(const std::string& text) { return is_true(text) ? "full" : "none"; }
+std::string selective(const std::string& text) { return is_true(text) ? "selective" : "none"; }
 std::string negated(const std::string& text) { return is_true(text) ? "false" : "true"; }
 std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
 
@@ -55,6 +56,24 @@ std::string offload_device(const std::string& text) {
 std::string zero_stage(const std::string& text) {
   return translated(text, std::array{Pair{"0", "no_shard"}, Pair{"1", "zero1"}, Pair{"2", "zero2"},
                                      Pair{"3", "full_shard"}});
+}
+
+/// Megatron-LM's distributed optimizer.
+std::string sharded_optimizer(const std::string& text) {
+  return is_true(text) ? "zero1" : "no_shard";
+}
+std::string on_host(const std::string& text) { return is_true(text) ? "host" : "none"; }
+
+/// PyTorch's names, which torchtitan has, too.
+std::string pipeline_schedule(const std::string& text) {
+  const std::string word = compat::lower(text);
+  for (const char* listed : {"dualpipev", "loopedbfs"}) {
+    require(word != listed, ErrorCode::kConfig, "there is no schedule '", text,
+            "'; --pipeline-schedule FILE.csv takes one from PyTorch's form compute_only");
+  }
+  return translated(text, std::array{Pair{"1f1b", "1f1b"}, Pair{"interleaved1f1b", "interleaved"},
+                                     Pair{"gpipe", "gpipe"}, Pair{"interleavedzerobubble", "zb-h1"},
+                                     Pair{"zbvzerobubble", "zb-v"}});
 }
 
 std::string sharding_strategy(const std::string& text) {
@@ -158,10 +177,15 @@ constexpr Alias kAliases[] = {
     {"--gradient-accumulation-steps", "--accumulate"},
     {"--grad-accum-steps", "--accumulate"},
     {"--accumulation-steps", "--accumulate"},
+    {"--num-micro-batches", "--accumulate"},
+    {"--megatron-lm-num-micro-batches", "--accumulate"},
     {"--auto-find-batch-size", "--auto-batch", nullptr, true},
     {"--gradient-checkpointing", "--recompute", recompute, true},
     {"--activation-checkpointing", "--recompute", recompute, true},
     {"--recompute-granularity", "--recompute"},
+    {"--recompute-activations", "--recompute", selective, true},
+    {"--megatron-lm-recompute-activations", "--recompute", selective},
+    {"--megatron-lm-recompute-granularity", "--recompute"},
     {"--mixed-precision", "--precision", precision},
     {"--dtype", "--precision", precision},
     {"--bf16", "--precision", bf16, true},
@@ -220,6 +244,7 @@ constexpr Alias kAliases[] = {
     {"--gradient-clipping", "--clip-norm"},
     {"--grad-clip", "--clip-norm"},
     {"--clip-grad", "--clip-norm"},
+    {"--megatron-lm-gradient-clipping", "--clip-norm"},
 
     // The model, the data and what is written.
     {"--model-name-or-path", "--model"},
@@ -266,10 +291,36 @@ constexpr Alias kAliases[] = {
     {"--offload-param-nvme-path", "--offload-path"},
     {"--parallelism-config-dp-replicate-size", "--replicas"},
     {"--dp-replicate-size", "--replicas"},
+    {"--parallelism.data-parallel-replicate-degree", "--replicas"},
+    {"--use-distributed-optimizer", "--strategy", sharded_optimizer, true},
+    {"--megatron-lm-use-distributed-optimizer", "--strategy", sharded_optimizer},
+    {"--optimizer-cpu-offload", "--offload-optimizer", on_host, true},
+    {"--megatron-lm-optimizer-cpu-offload", "--offload-optimizer", on_host},
+
+    // Pipelines.
+    {"--pipeline-model-parallel-size", "--pipeline"},
+    {"--pipeline-parallel-size", "--pipeline"},
+    {"--pp-size", "--pipeline"},
+    {"--megatron-lm-pp-degree", "--pipeline"},
+    {"--parallelism-config-pp-size", "--pipeline"},
+    {"--parallelism.pipeline-parallel-degree", "--pipeline"},
+    {"--pipeline-parallel-schedule", "--pipeline-schedule", pipeline_schedule},
+    {"--parallelism.pipeline-parallel-schedule", "--pipeline-schedule", pipeline_schedule},
+    {"--parallelism.pipeline-parallel-schedule-csv", "--pipeline-schedule"},
+    {"--parallelism.pipeline-parallel-microbatch-size", "--micro-batch"},
+    {"--num-virtual-stages-per-pipeline-rank", "--virtual-stages"},
 };
 
 constexpr std::string_view kOtherParallelism =
-    "a model is sharded and replicated (--strategy, --replicas), not split in other ways";
+    "a model is sharded, replicated and divided into stages (--strategy, --replicas, --pipeline), "
+    "not split in other ways";
+constexpr std::string_view kLayersOfStages =
+    "say how many layers each stage has, embedding and head among them: --pipeline-split 4,5,2; "
+    "without it stages take equal times";
+constexpr std::string_view kCounted = "the embedding and the head are layers of stages, always";
+constexpr std::string_view kOverlaps = "communication overlaps computation, always";
+constexpr std::string_view kSizes =
+    "say its parts: it is --micro-batch x --accumulate x --ranks / --pipeline";
 constexpr std::string_view kTpu = "TPUs are not supported";
 constexpr std::string_view kOneMeeting =
     "processes meet where --main-address and --main-port of 'tessera launch' say";
@@ -333,22 +384,64 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--eval-", "say what to evaluate on, and how often: --eval-data and --eval-every"},
     {"--log-interval", "every step is logged: --log, --csv and --tensorboard", true},
     {"--logging-steps", "every step is logged: --log, --csv and --tensorboard", true},
-    {"--total-batch-size", "say its parts: --micro-batch, --accumulate and --ranks"},
-    {"--use-megatron-lm", kOtherParallelism},
-    {"--tensor-parallel", kOtherParallelism},
-    {"--tensor-model-parallel", kOtherParallelism},
-    {"--tp-", kOtherParallelism},
-    {"--pipeline-parallel", kOtherParallelism},
-    {"--pipeline-model-parallel", kOtherParallelism},
-    {"--pp-", kOtherParallelism},
-    {"--context-parallel", kOtherParallelism},
-    {"--cp-size", kOtherParallelism},
+    {"--total-batch-size", kSizes},
+    {"--global-batch-size", kSizes},
+    {"--use-megatron-lm", "say how the model is divided: --pipeline, --strategy", true},
+    {"--num-layers-per-virtual-pipeline-stage",
+     "say how many stages a pipeline rank has: --virtual-stages, the model's layers / --pipeline / "
+     "layers of a stage"},
+    {"--decoder-first-pipeline-num-layers", kLayersOfStages},
+    {"--decoder-last-pipeline-num-layers", kLayersOfStages},
+    {"--pipeline-model-parallel-layout", kLayersOfStages},
+    {"--parallelism.pipeline-parallel-layers-per-stage", kLayersOfStages},
+    {"--parallelism.module-fqns-per-model-part", kLayersOfStages},
+    {"--account-for-embedding-in-pipeline-split", kCounted, true},
+    {"--account-for-loss-in-pipeline-split", kCounted, true},
+    {"--microbatch-group-size-per-virtual-pipeline-stage",
+     "groups have as many micro-steps as there are pipeline ranks; leave it out, or list passes in "
+     "a file: --pipeline-schedule FILE.csv"},
+    {"--overlap-p2p-communication", kOverlaps, true},
+    {"--no-overlap-p2p-communication", kOverlaps, true},
+    {"--overlap-grad-reduce", kOverlaps, true},
+    {"--overlap-param-gather", kOverlaps, true},
+    {"--tensor-parallel", kOtherParallelism, false, "1"},
+    {"--tensor-model-parallel", kOtherParallelism, false, "1"},
+    {"--tp-", kOtherParallelism, false, "1"},
+    {"--pipeline-parallel", "say how many pipeline ranks there are: --pipeline"},
+    {"--pipeline-model-parallel", "say how many pipeline ranks there are: --pipeline"},
+    {"--pp-", "say how many pipeline ranks there are: --pipeline"},
+    {"--context-parallel", kOtherParallelism, false, "1"},
+    {"--cp-size", kOtherParallelism, false, "1"},
     {"--sequence-parallel", kOtherParallelism},
-    {"--expert-parallel", kOtherParallelism},
-    {"--expert-model-parallel", kOtherParallelism},
+    {"--expert-parallel", kOtherParallelism, false, "1"},
+    {"--expert-model-parallel", kOtherParallelism, false, "1"},
+    {"--expert-tensor-parallel", kOtherParallelism, false, "1"},
     {"--nodes", kNodes},
+    {"--megatron-lm-decoder-last-pipeline-num-layers", kLayersOfStages},
+    {"--megatron-lm-tp-degree", kOtherParallelism, false, "1"},
+    {"--megatron-lm-context-parallel-size", kOtherParallelism, false, "1"},
+    {"--megatron-lm-expert-", "there are no layers with experts", false, "1"},
+    {"--megatron-lm-sequence-parallelism",
+     "it divides activations among tensor-parallel ranks, of which there is one", true},
+    {"--megatron-lm-recompute-", "each layer is recomputed from its input: --recompute full", true},
+    {"--megatron-lm-no-save-optim", "checkpoints have the optimizer's state, always", true},
+    {"--megatron-lm-no-load-optim", "start from a checkpoint's parameters alone with --init"},
+    {"--megatron-lm-overlap-", kOverlaps, true},
+    {"--megatron-lm-attention-softmax-in-fp32", "softmax is computed in fp32, always", true},
+    {"--megatron-lm-attention-backend", "the device decides which kernels compute attention", true},
+    {"--megatron-lm-attention-dropout", "say so: --dropout"},
+    {"--megatron-lm-hidden-dropout", "say so: --dropout"},
+    {"--megatron-lm-calculate-per-token-loss",
+     "the loss is averaged over the tokens of the whole step, always", true},
+    {"--megatron-lm-use-rotary-position-embeddings",
+     "the model says which embeddings of positions it has", true},
+    {"--megatron-lm-use-precision-aware-optimizer", "the optimizer's state is in fp32", true},
+    {"--megatron-lm-use-custom-fsdp", "say how to shard: --strategy full_shard"},
+    {"--megatron-lm-eod-mask-loss", "every token counts in the loss"},
     {"--megatron-lm-", kOtherParallelism},
     {"--parallelism-config-", kOtherParallelism},
+    {"--parallelism.data-parallel-shard-degree", "say how many replicas: --replicas"},
+    {"--parallelism.", kOtherParallelism, false, "1"},
     {"--tpu", kTpu},
     {"--no-tpu-cluster", kTpu},
     {"--vm", kTpu},
@@ -426,11 +519,19 @@ void refuse_flag(std::string_view word, const std::vector<std::string>& names,
 std::vector<std::string> take_flags_without_effect(std::vector<std::string>& words) {
   std::vector<std::string> notes;
   for (auto word = words.begin(); word != words.end();) {
-    const auto is_taken = [&](const FlagWithoutCounterpart& flag) {
-      return flag.is_taken && word->starts_with(flag.beginning);
+    const std::size_t equals = word->find('=');
+    const auto next = std::next(word);
+    const std::string given = equals != word->npos  ? word->substr(equals + 1)
+                              : next != words.end() ? *next
+                                                    : "";
+    const auto fits = [&](const FlagWithoutCounterpart& flag) {
+      return word->starts_with(flag.beginning);
     };
-    const auto found = std::ranges::find_if(kMissing, is_taken);
-    if (found == std::end(kMissing)) {
+    const auto is_taken = [&](const FlagWithoutCounterpart& flag) {
+      return fits(flag) && (flag.is_taken || (!flag.harmless.empty() && given == flag.harmless));
+    };
+    const auto found = std::ranges::find_if(kMissing, fits);
+    if (found == std::end(kMissing) || !is_taken(*found)) {
       ++word;
       continue;
     }

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "deepspeed_parts.h"
 
 namespace tessera::compat {
@@ -11,7 +13,10 @@ class Batch {
  public:
   Batch(Section& top, std::optional<std::int64_t> ranks, std::optional<std::int64_t> accumulate,
         const KnownSettings& known)
-      : top_(top), known_(known), ranks_(ranks) {
+      : top_(top),
+        known_(known),
+        stages_(std::max<std::int64_t>(1, known.override_integer("pipeline").value_or(1))),
+        ranks_(ranks) {
     train_ = top_.integer(kTrain);
     micro_ = known.override_integer("micro_batch");
     if (!micro_) micro_ = top_.integer(kMicro);
@@ -34,14 +39,14 @@ class Batch {
     find_sizes();
     check();
     report();
-    return *ranks_;
+    return data_ranks();
   }
 
  private:
   void find_ranks() {
     if (ranks_) return;
     if (train_ && micro_ && accumulate_ && *train_ % product({*micro_, *accumulate_}) == 0) {
-      ranks_ = *train_ / product({*micro_, *accumulate_});
+      ranks_ = product({*train_ / product({*micro_, *accumulate_}), stages_});
       top_.derive(kTrain, "ranks", *ranks_,
                   concat(*train_, " samples per step / ", *micro_, " per micro-step / ",
                          *accumulate_, " micro-steps; DeepSpeed takes the ranks from its launcher"),
@@ -51,12 +56,20 @@ class Batch {
     }
   }
 
+  /// Ranks that have samples of their own: those of one stage.
+  std::int64_t data_ranks() const { return std::max<std::int64_t>(1, *ranks_ / stages_); }
+
+  /// "8 ranks", "4 ranks of a stage".
+  std::string ranks_in_words() const {
+    return concat(data_ranks(), " ranks", stages_ > 1 ? " of a stage" : "");
+  }
+
   /// `whole` divided by two factors, which must leave no rest.
   std::int64_t divided(std::int64_t whole, std::int64_t factor, const char* name) const {
-    const std::int64_t divisor = product({factor, *ranks_});
+    const std::int64_t divisor = product({factor, data_ranks()});
     if (whole % divisor != 0) {
       top_.refuse(kTrain, whole, " samples cannot be divided by ", name, " ", factor, " x ",
-                  *ranks_, " ranks; change one of them, or give --ranks");
+                  ranks_in_words(), "; change one of them, or give --ranks");
     }
     return whole / divisor;
   }
@@ -72,21 +85,21 @@ class Batch {
   }
 
   void check() const {
-    const std::int64_t whole = product({*micro_, *accumulate_, *ranks_});
+    const std::int64_t whole = product({*micro_, *accumulate_, data_ranks()});
     if (!train_ || *train_ == whole) return;
     top_.refuse_for({top_.with(kTrain, whole)}, kTrain,
                     "Check batch related parameters. train_batch_size is not equal to ",
                     "micro_batch_per_gpu * gradient_acc_step * world_size ", *train_,
-                    " != ", *micro_, " * ", *accumulate_, " * ", *ranks_, "; set it to ", whole,
-                    ", or change --micro-batch, --accumulate or --ranks");
+                    " != ", *micro_, " * ", *accumulate_, " * ", data_ranks(), "; set it to ",
+                    whole, ", or change --micro-batch, --accumulate or --ranks");
   }
 
   void report() {
     report_size(kMicro, "micro_batch", *micro_);
     report_size(kAccumulate, "accumulate", *accumulate_);
     if (top_.has(kTrain)) {
-      top_.agree(kTrain, concat(product({*micro_, *accumulate_, *ranks_}), " = ", *micro_,
-                                " samples x ", *accumulate_, " micro-steps x ", *ranks_, " ranks"));
+      top_.agree(kTrain, concat(product({*micro_, *accumulate_, data_ranks()}), " = ", *micro_,
+                                " samples x ", *accumulate_, " micro-steps x ", ranks_in_words()));
     }
   }
 
@@ -106,6 +119,7 @@ class Batch {
 
   Section& top_;
   const KnownSettings& known_;
+  std::int64_t stages_;
   std::optional<std::int64_t> ranks_;
   std::optional<std::int64_t> train_;
   std::optional<std::int64_t> micro_;

@@ -93,7 +93,7 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
       refused("eigenvalue", kSection, "eigenvalues", kRemove),
       refused("quantize_training", kSection, "quantised training", kRemove),
       refused("sparse_attention", kAny, "sparse attention", kRemove),
-      refused("pipeline", kAny, "pipeline parallelism", kRemove),
+      refused("pipeline", kAny, "stages as DeepSpeed's PipelineModule makes them", "remove it and write --pipeline for stages, --pipeline-split for partition and --recompute full for activation_checkpoint_interval").lifted_by("pipeline"),
       refused("moe", kAny, "mixtures of experts", kRemove),
       said("compile", kSection, "there is no Python code to compile"), }},
       {"zero_optimization", {

@@ -10,10 +10,10 @@
 
 namespace tessera::compat {
 
-/// train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks: fills
-/// in what is absent or "auto". Returns the number of ranks: `ranks`, or if that is nothing, the
-/// one that follows from three explicit sizes. `accumulate`: what "auto" stands for, if it is
-/// known.
+/// train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x the ranks of a
+/// stage: fills in what is absent or "auto". Returns the number of ranks of a stage. `ranks`: of
+/// all stages; if that is nothing, the one that follows from three explicit sizes. `accumulate`:
+/// what "auto" stands for, if it is known.
 std::int64_t translate_batch(Section& top, std::optional<std::int64_t> ranks,
                              std::optional<std::int64_t> accumulate, const KnownSettings& known);
 

@@ -19,7 +19,8 @@ using compat::Told;
 using compat::Variable;
 
 constexpr const char* kPath = kEnvironmentPath;
-constexpr const char* kMegatron = "ACCELERATE_USE_MEGATRON_LM";
+constexpr const char* kUseMegatron = "ACCELERATE_USE_MEGATRON_LM";
+constexpr const char* kMicroBatches = "MEGATRON_LM_NUM_MICRO_BATCHES";
 constexpr const char* kAccumulation = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
 constexpr const char* kBackend = "ACCELERATE_DYNAMO_BACKEND";
 constexpr const char* kDynamo = "dynamo_config";
@@ -45,9 +46,6 @@ class Exported {
   Exported(const Environment& environment, const std::vector<std::string>& names,
            ConfigTranslation& translation)
       : environment_(environment), translation_(translation) {
-    require(!is_on(kMegatron), ErrorCode::kConfig, kPath, ": ", kMegatron,
-            " asks for Megatron-LM, which Tessera does not have; unset it and use FSDP, which ",
-            "shards the same state over all ranks");
     for (const SectionSwitch& section : compat::section_switches()) {
       if (section.type != nullptr && is_on(section.variable)) {
         root_.members.push_back({.key = "distributed_type", .value = scalar(section.type)});
@@ -73,7 +71,10 @@ class Exported {
 
   void take(const Variable& variable, const std::string& text) {
     if (variable.is_switch && is_off(text)) return;
-    if (variable.name == kAccumulation && !is_on(kUseDeepSpeed)) {
+    if (variable.name == kAccumulation && is_on(kUseMegatron) &&
+        !text_of(environment_, kMicroBatches).empty()) {
+      ignore(variable.name, concat(kMicroBatches, " decides"), Told::kByRun);
+    } else if (variable.name == kAccumulation && !is_on(kUseDeepSpeed)) {
       accumulate(text);
     } else if (fills_in(variable)) {
       fill_in(variable, text);
@@ -170,7 +171,7 @@ class Exported {
   static bool is_known(const std::string& name) {
     const auto has_name = [&](const auto& known) { return known.name == name; };
     const auto is_switch = [&](const SectionSwitch& known) { return known.variable == name; };
-    return name == kMegatron || std::ranges::any_of(compat::variables(), has_name) ||
+    return std::ranges::any_of(compat::variables(), has_name) ||
            std::ranges::any_of(compat::section_switches(), is_switch);
   }
 

@@ -122,15 +122,18 @@ void set_strategy(Section& fsdp, const Choice& choice, const char* strategy) {
 /// The product must be the number of ranks; all ones is no mesh yet.
 void check_mesh(Section& parallelism, std::int64_t replicate, std::int64_t shard,
                 std::int64_t ranks) {
-  const std::int64_t whole = product({replicate, shard});
+  const std::int64_t stages = parallelism.integer(kStages).value_or(1);
+  const std::int64_t whole = product({replicate, shard, stages});
   const bool known = ranks != kUnknownRanks && !is_axis_refused(parallelism);
-  if (!known || whole == ranks || whole == 1) return;
+  if (!known || whole == ranks || whole == stages) return;
   std::vector<ConfigChange> change;
-  if (ranks % replicate == 0) change.push_back(parallelism.with(kShard, ranks / replicate));
+  const std::int64_t others = product({replicate, stages});
+  if (ranks % others == 0) change.push_back(parallelism.with(kShard, ranks / others));
   parallelism.refuse_for(change, parallelism.has(kShard) ? kShard : kReplicate,
                          "the mesh of dp_replicate_size ", replicate, " x dp_shard_size ", shard,
-                         " has ", whole, " ranks, but there are ", ranks, "; make their product ",
-                         ranks, " or change num_processes");
+                         stages > 1 ? concat(" x pp_size ", stages) : "", " has ", whole,
+                         " ranks, but there are ", ranks, "; make their product ", ranks,
+                         " or change num_processes");
 }
 
 /// A mesh with nothing to shard over.
@@ -153,6 +156,7 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                            "parallelism_config needs fsdp_version: 2; set it, "
                            "or use fsdp_sharding_strategy: HYBRID_SHARD");
   }
+  attempt([&] { translate_stages(parallelism, ranks); });
   attempt([&] { check_mesh(parallelism, replicate, shard, ranks); });
   if (shard == 1 && replicate > 1) {
     replicate_only(fsdp, parallelism, choice);
@@ -349,8 +353,19 @@ void translate_state_dict(Section& fsdp, std::int64_t version, const KnownSettin
 bool is_axis_refused(const Section& parallelism) {
   return std::ranges::any_of(
       std::array{kReplicate, kShard, "parallelism_config_tp_size", "parallelism_config_cp_size",
-                 "parallelism_config_sp_size", "parallelism_config_pp_size"},
+                 "parallelism_config_sp_size", kStages},
       [&](const char* key) { return parallelism.is_refused(key); });
+}
+
+void translate_stages(Section& parallelism, std::int64_t ranks) {
+  const auto stages = parallelism.integer(kStages);
+  if (!stages) return;
+  if (ranks != kUnknownRanks && ranks % *stages != 0) {
+    parallelism.refuse_for({parallelism.with(kStages, 1)}, kStages, "is ", *stages,
+                           ", which does not divide ", ranks, " ranks; change it or num_processes");
+  }
+  parallelism.honour(kStages, "pipeline", *stages);
+  parallelism.differ(kStages, "Accelerate 1.15 has no such key", Told::kByExplain);
 }
 
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines,

@@ -68,7 +68,9 @@ std::string flags() {
   for (const Alias& alias : aliases()) taken.add(alias.theirs, code(alias.ours));
   Table answered("Flags that have no counterpart (all that begin so):");
   for (const FlagWithoutCounterpart& flag : flags_without_counterpart()) {
-    answered.add(flag.beginning, concat(flag.is_taken ? "no effect: " : "refused: ", flag.why));
+    const std::string but = flag.harmless.empty() ? "" : concat(", but for ", code(flag.harmless));
+    answered.add(flag.beginning, flag.is_taken ? concat("no effect: ", flag.why)
+                                               : concat("refused", but, ": ", flag.why));
   }
   return taken.text() + answered.text();
 }

@@ -6,10 +6,10 @@
 
 // [Note: questions left out] Accelerate asks more than this program can do: other accelerators,
 // torch dynamo, mpirun, Megatron-LM, tensor and context parallelism, mixtures of
-// experts, and fp8. A file with those answers would be refused by `tessera train`, so they are not
-// asked for; where somebody might look for one, a note says so. Nor is NUMA, which --bind auto
-// decides. Some keys get the one answer that both programs
-// take (questionnaire_document.cpp). All other questions have Accelerate's order and words;
+// experts, and fp8. But for Megatron-LM's pipelines, a file with those answers would be refused by
+// `tessera train`, so they are not asked for; where somebody might look for one, a note says so.
+// Nor is NUMA, which --bind auto decides. Some keys get the one answer that both programs take
+// (questionnaire_document.cpp). All other questions have Accelerate's order and words;
 // tests/cli/questionnaire_test.cpp lists each that has not, and why.
 
 namespace tessera::questionnaire {

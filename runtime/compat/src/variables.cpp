@@ -13,8 +13,9 @@ constexpr const char* kFsdp = "fsdp_config";
 constexpr const char* kMesh = "parallelism_config";
 constexpr const char* kDeepSpeed = "deepspeed_config";
 constexpr const char* kDynamo = "dynamo_config";
+constexpr const char* kMegatronLm = "megatron_lm_config";
 
-/// FSDP_* and PARALLELISM_CONFIG_* are the keys in capitals.
+/// FSDP_*, PARALLELISM_CONFIG_* and MEGATRON_LM_* are the keys in capitals.
 void add_capitals(const char* section, const std::vector<KeyRule>& rules,
                   std::vector<Variable>& table) {
   for (const KeyRule& rule : rules) {
@@ -53,6 +54,7 @@ std::vector<Variable> make_variables() {
   };
   add_capitals(kFsdp, rules_of("fsdp_config"), table);
   add_capitals(kMesh, rules_of("parallelism_config"), table);
+  add_capitals(kMegatronLm, rules_of("megatron_lm_config"), table);
   return table;
 }
 
@@ -67,6 +69,7 @@ const std::vector<SectionSwitch>& section_switches() {
   static const std::vector<SectionSwitch> table{
       {kFsdp, "ACCELERATE_USE_FSDP", "fsdp_", "FSDP"},
       {kDeepSpeed, "ACCELERATE_USE_DEEPSPEED", "", "DEEPSPEED"},
+      {kMegatronLm, "ACCELERATE_USE_MEGATRON_LM", "megatron_lm_", "MEGATRON_LM"},
       {kMesh, "ACCELERATE_USE_PARALLELISM_CONFIG", "parallelism_config_"},
   };
   return table;

@@ -24,7 +24,8 @@ std::span<const Alias> aliases();
 struct FlagWithoutCounterpart {
   std::string_view beginning;
   std::string_view why;
-  bool is_taken = false;  ///< it asks for nothing that a run here lacks
+  bool is_taken = false;        ///< it asks for nothing that a run here lacks
+  std::string_view harmless{};  ///< a value with which it is taken as well
 };
 std::span<const FlagWithoutCounterpart> flags_without_counterpart();
 

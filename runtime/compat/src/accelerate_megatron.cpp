@@ -1,0 +1,92 @@
+#include "accelerate_megatron.h"
+
+#include "fsdp.h"
+
+namespace tessera::compat {
+namespace {
+
+constexpr const char* kDegree = "megatron_lm_pp_degree";
+constexpr const char* kMicroBatches = "megatron_lm_num_micro_batches";
+
+void read_pp_degree(Section& section, std::int64_t ranks) {
+  const auto stages = section.integer(kDegree);
+  if (!stages) return;
+  if (ranks != kUnknownRanks && ranks % *stages != 0) {
+    section.refuse_for({section.with(kDegree, 1)}, kDegree, "is ", *stages,
+                       ", which does not divide ", ranks, " ranks; change it or num_processes");
+  }
+  section.honour(kDegree, "pipeline", *stages);
+}
+
+void read_micro_batches(Section& section, const KnownSettings& known) {
+  if (const auto steps = section.integer(kMicroBatches)) {
+    section.honour(kMicroBatches, "accumulate", *steps);
+    return;
+  }
+  const bool staged = section.integer(kDegree).value_or(1) > 1;
+  if (staged && !known.is_overridden("accumulate")) {
+    section.absent(kMicroBatches,
+                   "Accelerate's default is 1, with which only one stage computes at a time; give "
+                   "--accumulate, several times as many as stages");
+  }
+}
+
+void read_gradient_clipping(Section& section) {
+  constexpr const char* kKey = "megatron_lm_gradient_clipping";
+  if (const auto norm = section.number(kKey)) {
+    section.honour(kKey, "clip_norm", *norm);
+  } else {
+    section.derive(kKey, "clip_norm", 1.0, "Accelerate's default for Megatron-LM is 1.0");
+  }
+}
+
+void read_distributed_optimizer(Section& section) {
+  constexpr const char* kDistributed = "megatron_lm_use_distributed_optimizer";
+  constexpr const char* kOnHost = "megatron_lm_optimizer_cpu_offload";
+  if (const auto shards = section.flag(kDistributed)) {
+    section.honour(kDistributed, "strategy", *shards ? "zero1" : "no_shard");
+  } else {
+    section.derive(kDistributed, "strategy", "no_shard", "Accelerate's default is false");
+  }
+  if (const auto offload = section.flag(kOnHost)) {
+    section.honour(kOnHost, "offload_optimizer", *offload ? "host" : "none");
+  }
+}
+
+/// Accelerate keeps recompute_activations and hands Megatron-LM recompute_granularity only, whose
+/// default is full.
+void read_granularity(Section& section) {
+  constexpr const char* kSelective = "megatron_lm_recompute_activations";
+  constexpr const char* kGranularity = "megatron_lm_recompute_granularity";
+  if (const auto granularity = section.text(kGranularity)) {
+    section.honour(kGranularity, "recompute", *granularity);
+    if (section.has(kSelective)) {
+      section.no_effect(kSelective, concat(kGranularity, " decides, as in Accelerate"));
+    }
+  } else if (const auto selective = section.flag(kSelective)) {
+    const char* const recompute = *selective ? "selective" : "none";
+    section.honour(kSelective, "recompute", recompute);
+    section.differ(kSelective, concat("Accelerate hands the key on to nobody, and Megatron-LM ",
+                                      "recomputes whole layers, whatever it says; here ",
+                                      "recomputation is ", recompute, ", as it asks"));
+  } else {
+    section.derive(kGranularity, "recompute", "full", "Accelerate's default is full");
+  }
+}
+
+}  // namespace
+
+void translate_megatron_section(Section& section, std::int64_t ranks, const KnownSettings& known) {
+  attempt([&] { read_pp_degree(section, ranks); });
+  read_micro_batches(section, known);
+  read_gradient_clipping(section);
+  read_distributed_optimizer(section);
+  read_granularity(section);
+  constexpr const char* kContext = "megatron_lm_context_parallel_size";
+  if (!section.has(kContext) && !section.is_refused(kContext)) {
+    section.absent(kContext,
+                   "Accelerate takes 2 where the key is absent; here no sequence is divided");
+  }
+}
+
+}  // namespace tessera::compat
