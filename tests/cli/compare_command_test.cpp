@@ -137,8 +137,8 @@ TEST_F(Compare, StagesOfAPipelineAreAxes) {
   EXPECT_THAT(result.out, HasSubstr("bubble"));
   EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
   const std::string report = test::read_file(path("out/report.html"));
-  EXPECT_THAT(report, AllOf(HasSubstr("full_shard, 6 ranks, 1 stage, 1f1b"),
-                            HasSubstr("full_shard, 6 ranks, 3 stages, gpipe"),
+  EXPECT_THAT(report, AllOf(HasSubstr("full_shard, 6 ranks, pipeline 1"),
+                            HasSubstr("full_shard, 6 ranks, pipeline 3, gpipe"),
                             HasSubstr(">stage 2<"), HasSubstr("messages between stages")));
 }
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "support/small_run.h"
 #include "support/tiny_model.h"
@@ -113,6 +115,29 @@ TEST_F(Fit, KeepsWhatTheUserHasGiven) {
   request.kept = {"optimizer_placement"};
   for (const FitCandidate& candidate : choose_fit({model_, data_}, options, request).candidates) {
     EXPECT_EQ(candidate.options.placement, options.placement);
+  }
+}
+
+TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
+  TrainerOptions options = options_of(2);
+  options.pipeline.ranks = 2;
+  options.accumulate = 4;
+  FitRequest request = request_of(kPlenty);
+  request.kept = {"strategy", "offload_optimizer", "offload_gradients", "offload_parameters"};
+  const FitChoice choice = choose_fit({model_, data_}, options, request);
+  std::set<std::string> orders;
+  for (const FitCandidate& candidate : choice.candidates) {
+    orders.insert(candidate.values.back());
+    EXPECT_FALSE(candidate.options.pipeline.layers.counts.empty());
+  }
+  EXPECT_THAT(orders, ::testing::ElementsAre("1f1b", "interleaved", "zb-h1", "zb-v"));
+  const TrainingSummary summary = Trainer(model_, data_, choice.best().options).train();
+  EXPECT_EQ(summary.measured_memory.total, choice.best().device_bytes);
+  // The user's own order stays.
+  request.kept.emplace_back("pipeline_schedule");
+  options.pipeline.schedule.order = PipelineOrder::kGPipe;
+  for (const FitCandidate& candidate : choose_fit({model_, data_}, options, request).candidates) {
+    EXPECT_EQ(candidate.values.back(), "gpipe");
   }
 }
 

@@ -52,10 +52,12 @@ struct AxisWords {
   std::string_view axis;
   std::string before, after_one, after;
 };
-const std::array<AxisWords, 4> kAxisWords{{{"ranks", "", " rank", " ranks"},
-                                           {"recompute", "recompute ", "", ""},
-                                           {"prefetch_forward", "prefetch ", "", ""},
-                                           {"pipeline", "", " stage", " stages"}}};
+const std::array<AxisWords, 5> kAxisWords{
+    {{"ranks", "", " rank", " ranks"},
+     {"recompute", "recompute ", "", ""},
+     {"prefetch_forward", "prefetch ", "", ""},
+     {"pipeline", "pipeline ", "", ""},
+     {"virtual_stages", "", " stage on each", " stages on each"}}};
 
 }  // namespace
 

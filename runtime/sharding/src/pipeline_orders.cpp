@@ -191,7 +191,8 @@ PipelineOrder parse_pipeline_order(std::string_view text) {
   for (const OrderRow& row : kOrders) {
     if (row.passes != nullptr) names += (names.empty() ? "" : ", ") + std::string(row.name);
   }
-  fail(ErrorCode::kConfig, "there is no pipeline schedule '", text, "'; choose one of ", names);
+  fail(ErrorCode::kConfig, "there is no pipeline schedule '", text, "'; choose one of ", names,
+       ", or a .csv file of passes");
 }
 
 int usual_virtual_stages(PipelineOrder order) { return row_of(order).least_chunks; }

@@ -1,12 +1,14 @@
 #include "tessera/trainer/fit.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
+#include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/rank_device.h"
@@ -16,6 +18,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kStrategySetting = "strategy";
+constexpr const char* kScheduleSetting = "pipeline_schedule";
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
@@ -57,6 +60,13 @@ std::vector<std::string> values_to_try(const FitAxis& axis, const TrainerOptions
                                        const std::vector<std::string>& kept) {
   if (is_kept(kept, axis.setting)) return {row_of(axis.setting).read(options).get<std::string>()};
   std::vector<std::string> values = axis.values;
+  // Without stages there is one order, and so many stages on a rank are for some alone.
+  const bool has_orders = options.pipeline.ranks > 1 && options.pipeline.virtual_stages == 0 &&
+                          options.pipeline.layers.counts.empty();
+  if (axis.setting == kScheduleSetting && !has_orders) {
+    return {options.pipeline.schedule.order ? to_string(options.pipeline.schedule)
+                                            : values.front()};
+  }
   if (options.offload_path.empty()) {
     std::erase_if(values, [](const std::string& value) { return value.starts_with("disk"); });
   }
@@ -136,7 +146,8 @@ const std::vector<FitAxis>& fit_axes() {
                                 {"offload_optimizer", {"none", "host:0.5", "host", "disk"}},
                                 {"offload_gradients", {"none", "host"}},
                                 {"offload_parameters", {"none", "host:0.5", "host", "disk"}},
-                                {"offload_activations", {"none", "host"}}};
+                                {"offload_activations", {"none", "host"}},
+                                {kScheduleSetting, {"1f1b", "interleaved", "zb-h1", "zb-v"}}};
   }();
   return axes;
 }
@@ -160,6 +171,7 @@ std::string text_without_policy(Schedule schedule) {
   PlanOptions plain{.purpose = schedule.purpose,
                     .mesh = schedule.mesh,
                     .placement = schedule.placement,
+                    .pipeline = schedule.pipeline,
                     .parameter_dtype = schedule.parameter_dtype,
                     .reduce_dtype = schedule.reduce_dtype,
                     .micro_steps = schedule.micro_steps};
@@ -167,6 +179,26 @@ std::string text_without_policy(Schedule schedule) {
   static_cast<PlanOptions&>(schedule) = plain;
   return to_string(schedule);
 }
+
+/// Divides layers among stages: once for each number of stages, for no combination makes one layer
+/// slower than others.
+class StageSplits {
+ public:
+  explicit StageSplits(const RunInputs& inputs) : inputs_(inputs) {}
+
+  TrainerOptions with_split(TrainerOptions options) {
+    const TrainerOptions full = resolved(options);
+    if (full.pipeline.stages() == 1 || !full.pipeline.layers.counts.empty()) return options;
+    const auto key = to_string(full.pipeline.schedule);
+    if (!splits_.contains(key)) splits_[key] = balanced_layers(inputs_, full);
+    options.pipeline.layers = splits_.at(key);
+    return options;
+  }
+
+ private:
+  const RunInputs& inputs_;
+  std::map<std::string, StageLayers> splits_;
+};
 
 }  // namespace
 
@@ -185,11 +217,15 @@ FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
   const auto all = combinations(here, request.kept);
   std::set<std::size_t> schedules;  // hashes of their texts
   std::string refusal;
+  StageSplits splits(inputs);
   const auto options_of = [&](std::size_t i) -> std::optional<TrainerOptions> {
-    TrainerOptions changed = with_fit(here, all[i], request.kept);
+    TrainerOptions changed = splits.with_split(with_fit(here, all[i], request.kept));
     const TrainerOptions full = resolved(changed);
     const ModelLayout layout = make_layout(inputs.model, full);
-    const std::string text = text_without_policy(plan(layout, plan_options(full, inputs, layout)));
+    std::string text;
+    for (const Schedule& of_rank : plan_step(layout, plan_options(full, inputs, layout)).ranks) {
+      text += text_without_policy(of_rank);
+    }
     if (!schedules.insert(std::hash<std::string>{}(text)).second) return std::nullopt;
     return changed;
   };
@@ -198,10 +234,11 @@ FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
              .options = options_of,
              .takes =
                  [&](std::size_t i, const TrainingPlan& plan) {
-                   FitCandidate candidate{.values = all[i],
-                                          .options = with_fit(here, all[i], request.kept),
-                                          .device_bytes = device_bytes(plan),
-                                          .host_bytes = plan.host_memory.total};
+                   FitCandidate candidate{
+                       .values = all[i],
+                       .options = splits.with_split(with_fit(here, all[i], request.kept)),
+                       .device_bytes = device_bytes(plan),
+                       .host_bytes = plan.host_memory.total};
                    candidate.excess = excess_of(candidate, request);
                    if (!candidate.excess) {
                      candidate.step_seconds = predict_step(plan, request.cluster).seconds;

@@ -64,7 +64,7 @@ struct Worst {
 /// A split as pipeline ranks have it; the smaller, the better.
 struct SplitCost {
   double slowest_rank = 0.0;
-  double squares = 0.0;  ///< sum over stages: equal stages wait least for one another
+  double squares = 0.0;     ///< sum over stages: equal stages wait least for one another
   double parameters = 0.0;  ///< of the rank with most
   auto operator<=>(const SplitCost&) const = default;
 };

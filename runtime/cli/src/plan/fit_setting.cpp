@@ -58,11 +58,17 @@ std::string offload_of(const FitCandidate& candidate) {
   return offload.empty() ? "-" : offload;
 }
 
+/// Whether an axis has a column of its own: the order of stages only where there are some.
+bool has_column(const FitAxis& axis, const FitCandidate& candidate) {
+  if (axis.setting == "pipeline_schedule") return candidate.options.pipeline.ranks > 1;
+  return !axis.setting.starts_with(kOffload);
+}
+
 /// The cells of a row.
 std::vector<std::string> row_of(const FitCandidate& candidate, bool is_chosen, bool with_offload) {
   std::vector<std::string> row;
   for (std::size_t i = 0; i < candidate.values.size(); ++i) {
-    if (!fit_axes()[i].setting.starts_with(kOffload)) row.push_back(candidate.values[i]);
+    if (has_column(fit_axes()[i], candidate)) row.push_back(candidate.values[i]);
   }
   if (with_offload) row.push_back(offload_of(candidate));
   std::string note = is_chosen ? "chosen" : "";
@@ -79,7 +85,7 @@ std::vector<std::string> table_of(const std::vector<const FitCandidate*>& shown,
                                   const FitCandidate& best, bool with_offload) {
   std::vector<std::string> heading;
   for (const FitAxis& axis : fit_axes()) {
-    if (!axis.setting.starts_with(kOffload)) heading.push_back(axis.setting);
+    if (has_column(axis, best)) heading.push_back(axis.setting);
   }
   if (with_offload) heading.emplace_back("offload");
   for (const char* const column : {"device", "host", "step, ms", ""}) heading.emplace_back(column);
@@ -186,6 +192,7 @@ FitChoice apply_fit(Config& config, TrainerOptions& options, const RunInputs& in
     }
   }
   options = with_fit(options, values, request.kept);
+  options.pipeline.layers = choice.best().options.pipeline.layers;
   return choice;
 }
 

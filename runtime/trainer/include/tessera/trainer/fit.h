@@ -18,7 +18,7 @@ struct FitAxis {
   std::vector<std::string> values;
 };
 
-/// Strategy, recomputation and each kind of offload: a row each.
+/// Strategy, recomputation, the order of a pipeline and each kind of offload: a row each.
 const std::vector<FitAxis>& fit_axes();
 
 /// The memory that a rank may take, and the machine that ranks its combinations by time.
