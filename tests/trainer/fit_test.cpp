@@ -124,19 +124,21 @@ TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
   options.accumulate = 4;
   FitRequest request = request_of(kPlenty);
   request.kept = {"strategy", "offload_optimizer", "offload_gradients", "offload_parameters"};
-  const FitChoice choice = choose_fit({model_, data_}, options, request);
+  const Model model = make_gpt(test::small_gpt());
+  const test::RandomTokens data(11, 61, true);
+  const FitChoice choice = choose_fit({model, data}, options, request);
   std::set<std::string> orders;
   for (const FitCandidate& candidate : choice.candidates) {
     orders.insert(candidate.values.back());
     EXPECT_FALSE(candidate.options.pipeline.layers.counts.empty());
   }
   EXPECT_THAT(orders, ::testing::ElementsAre("1f1b", "interleaved", "zb-h1", "zb-v"));
-  const TrainingSummary summary = Trainer(model_, data_, choice.best().options).train();
+  const TrainingSummary summary = Trainer(model, data, choice.best().options).train();
   EXPECT_EQ(summary.measured_memory.total, choice.best().device_bytes);
   // The user's own order stays.
   request.kept.emplace_back("pipeline_schedule");
   options.pipeline.schedule.order = PipelineOrder::kGPipe;
-  for (const FitCandidate& candidate : choose_fit({model_, data_}, options, request).candidates) {
+  for (const FitCandidate& candidate : choose_fit({model, data}, options, request).candidates) {
     EXPECT_EQ(candidate.values.back(), "gpipe");
   }
 }

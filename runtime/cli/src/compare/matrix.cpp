@@ -36,6 +36,7 @@ bool is_of_a_run(const std::string& name) {
 }
 
 std::string text_of_value(const nlohmann::ordered_json& value) {
+  if (value.is_null()) return "-";
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
@@ -170,17 +171,16 @@ void add_simulated_time(const CompareRequest& request, const Config& config,
 
 Config cell_config(const CompareRequest& request, const std::vector<std::string>& values) {
   Config config = request.config;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::string& name = request.axes[i].name;
-    config.set_text(name, values[i]);
-    if (name == "prefetch_forward") config.set_text("prefetch_backward", values[i]);
-  }
-  // One stage has its own order.
-  for (std::size_t i = 0; i < values.size() && config.get<std::int64_t>("pipeline") == 1; ++i) {
-    const Swept& axis = request.axes[i];
-    if (!axis.of_pipeline) continue;
-    config.set_text(axis.name, text_of_value(request.config.value(axis.name)));
-  }
+  const auto set = [&](bool of_pipeline) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::string& name = request.axes[i].name;
+      if (request.axes[i].of_pipeline != of_pipeline) continue;
+      config.set_text(name, values[i]);
+      if (name == "prefetch_forward") config.set_text("prefetch_backward", values[i]);
+    }
+  };
+  set(false);
+  if (config.get<std::int64_t>("pipeline") > 1) set(true);  // one stage has its own order
   return config;
 }
 
