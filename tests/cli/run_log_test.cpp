@@ -68,8 +68,9 @@ TEST_F(RunLog, ALossThatIsNoNumberIsNan) {
 
 TEST_F(RunLog, ATimelineHasTheWorkOfRankZero) {
   const auto slice = [](int rank, const char* lane, const char* name, double begin, double micros) {
-    return nlohmann::json{{"ph", "X"},    {"pid", rank}, {"tid", 1},     {"cat", lane},
-                          {"name", name}, {"ts", begin}, {"dur", micros}};
+    return nlohmann::json{
+        {"ph", "X"},    {"pid", rank}, {"tid", 1},      {"cat", lane},
+        {"name", name}, {"ts", begin}, {"dur", micros}, {"args", nlohmann::json::object()}};
   };
   nlohmann::json trace;
   trace["traceEvents"] = {
