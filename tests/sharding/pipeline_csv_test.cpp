@@ -29,22 +29,6 @@ std::vector<Passes> passes_of_pytorch(const std::string& name) {
   return parse_pipeline_csv(std::string{std::istreambuf_iterator<char>(file), {}}, path);
 }
 
-PipelineShape shape_of(PipelineOrder order, int ranks, int virtual_stages, int micro_steps) {
-  const int stages = ranks * virtual_stages;
-  return {.ranks = ranks,
-          .stages = stages,
-          .micro_steps = micro_steps,
-          .stage_ranks = stage_ranks(order, ranks, stages)};
-}
-
-std::vector<Passes> passes_of(PipelineOrder order, const PipelineShape& shape) {
-  std::vector<Passes> all;
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    all.push_back(pipeline_passes(order, shape, rank));
-  }
-  return all;
-}
-
 TEST(PipelineCsv, OrdersAreThoseOfPyTorch) {
   struct Case {
     std::string name;
@@ -60,7 +44,7 @@ TEST(PipelineCsv, OrdersAreThoseOfPyTorch) {
                         Case{"zbv", PipelineOrder::kZeroBubbleV, 4, 2, 8}}) {
     const std::string name =
         concat(c.name, '_', c.ranks, '_', c.virtual_stages, '_', c.micro_steps);
-    const PipelineShape shape = shape_of(c.order, c.ranks, c.virtual_stages, c.micro_steps);
+    const PipelineShape shape = shape_of({c.order, c.virtual_stages}, c.ranks, c.micro_steps);
     const std::vector<Passes> theirs = passes_of_pytorch(name);
     EXPECT_EQ(passes_of(c.order, shape), theirs) << name;
     const std::vector<int> ranks = stage_ranks(theirs);
@@ -73,7 +57,7 @@ TEST(PipelineCsv, OrdersAreThoseOfPyTorch) {
 TEST(PipelineCsv, WritesWhatItReads) {
   for (const PipelineKind& kind : kPipelineKinds) {
     for (const int ranks : {1, 2, 5}) {
-      const PipelineShape shape = shape_of(kind.order, ranks, kind.virtual_stages, 6);
+      const PipelineShape shape = shape_of(kind, ranks, 6);
       const std::vector<Passes> passes = passes_of(kind.order, shape);
       const std::string text = pipeline_csv(passes, shape);
       EXPECT_EQ(parse_pipeline_csv(text, "f"), passes) << text;

@@ -33,22 +33,6 @@ std::string text_of(const Passes& passes) {
   return text;
 }
 
-PipelineShape shape_of(const PipelineKind& kind, int ranks, int micro_steps) {
-  const int stages = ranks * kind.virtual_stages;
-  return {.ranks = ranks,
-          .stages = stages,
-          .micro_steps = micro_steps,
-          .stage_ranks = stage_ranks(kind.order, ranks, stages)};
-}
-
-std::vector<Passes> passes_of(PipelineOrder order, const PipelineShape& shape) {
-  std::vector<Passes> all;
-  for (int rank = 0; rank < shape.ranks; ++rank) {
-    all.push_back(pipeline_passes(order, shape, rank));
-  }
-  return all;
-}
-
 TEST(PipelineOrders, AreThoseOfThePapers) {
   const auto passes = [&](PipelineOrder order, int rank) {
     return text_of(pipeline_passes(order, {.ranks = 3, .stages = 3, .micro_steps = 4}, rank));

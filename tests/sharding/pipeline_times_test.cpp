@@ -20,11 +20,8 @@ double makespan(const VirtualPipeline& pipeline) { return simulate(pipeline).mak
 
 PipelineShape shape_of(const VirtualPipeline& pipeline) {
   const auto stages = static_cast<int>(pipeline.first_layers.size());
-  const int ranks = stages / pipeline.virtual_stages;
-  return {.ranks = ranks,
-          .stages = stages,
-          .micro_steps = pipeline.micro_steps,
-          .stage_ranks = stage_ranks(pipeline.order, ranks, stages)};
+  return test::shape_of(PipelineKind{pipeline.order, pipeline.virtual_stages},
+                        stages / pipeline.virtual_stages, pipeline.micro_steps);
 }
 
 /// Ranks with equal stages, whose whole forwards cost f, and whose backwards i and w.
@@ -69,8 +66,7 @@ double expected_makespan(const VirtualPipeline& pipeline) {
     return sum;
   };
   std::map<std::tuple<int, int, bool>, double> ends;
-  std::vector<std::vector<StagePass>> passes;
-  for (int r = 0; r < shape.ranks; ++r) passes.push_back(pipeline_passes(pipeline.order, shape, r));
+  const std::vector<std::vector<StagePass>> passes = passes_of(pipeline.order, shape);
   std::vector<std::size_t> next(passes.size(), 0);
   std::vector<double> now(passes.size(), 0.0);
   for (bool moved = true; moved;) {
@@ -288,11 +284,7 @@ TEST(PipelineMemory, HoldsAsManyMicroStepsAsTheOrderSays) {
 /// The most micro-steps whose forwards have been and whose gradients of weights are to come, over
 /// all stages of a rank.
 int held(const PipelineKind& kind, int ranks, int micro_steps, int rank) {
-  const int stages = ranks * kind.virtual_stages;
-  const PipelineShape shape{.ranks = ranks,
-                            .stages = stages,
-                            .micro_steps = micro_steps,
-                            .stage_ranks = stage_ranks(kind.order, ranks, stages)};
+  const PipelineShape shape = shape_of(kind, ranks, micro_steps);
   int now = 0, most = 0;
   for (const StagePass& pass : pipeline_passes(kind.order, shape, rank)) {
     if (pass.kind == PassKind::kForward) most = std::max(most, ++now);

@@ -34,6 +34,24 @@ inline constexpr std::array kPipelineKinds{PipelineKind{PipelineOrder::kGPipe},
                                            PipelineKind{PipelineOrder::kGPipe, 2},
                                            PipelineKind{PipelineOrder::kZeroBubble, 2}};
 
+inline PipelineShape shape_of(const PipelineKind& kind, int ranks, int micro_steps) {
+  const int stages = ranks * kind.virtual_stages;
+  return {.ranks = ranks,
+          .stages = stages,
+          .micro_steps = micro_steps,
+          .stage_ranks = stage_ranks(kind.order, ranks, stages)};
+}
+
+/// The passes of all pipeline ranks.
+inline std::vector<std::vector<StagePass>> passes_of(PipelineOrder order,
+                                                     const PipelineShape& shape) {
+  std::vector<std::vector<StagePass>> all;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    all.push_back(pipeline_passes(order, shape, rank));
+  }
+  return all;
+}
+
 /// The options of a step plan.
 struct PipelineSubject {
   std::string name;

@@ -4,7 +4,7 @@
 
 #include "scale_parts.h"
 
-// What DoRA does beside LoRA: y[:, o] / |W[o] + scale * (b a)[o]|, and a bias behind it. The rows
+// DoRA does this beside LoRA: y[:, o] / |W[o] + scale * (b a)[o]|, and a bias behind it. The rows
 // of W + scale * b a are made a chunk at a time: a GEMM adds to a copy of W's, and the kernel of
 // the RMS norm has 1 / sqrt(mean(v^2)) of each, which is sqrt(I) / |v|.
 

@@ -31,18 +31,11 @@ def settings(of: str = "session") -> Dict[str, Setting]:
     }
 
 
-class Plan(Mapping[str, Any]):
-    """A run before it runs: its schedules, and what it costs, exactly.
+class _Answer(Mapping[str, Any]):
+    """What a command prints with --format json, as a mapping."""
 
-    A mapping with the keys of `tessera plan --format json`: settings, parameters, peak_bytes, ...
-    """
-
-    def __init__(self, json: Dict[str, Any], schedules: List[Schedule], notes: List[str]):
+    def __init__(self, json: Dict[str, Any]):
         self._json = json
-        #: A schedule for each pipeline rank.
-        self.schedules = schedules
-        #: Sentences on how the run will go.
-        self.notes = notes
 
     def __getitem__(self, key: str) -> Any:
         return self._json[key]
@@ -52,6 +45,20 @@ class Plan(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._json)
+
+
+class Plan(_Answer):
+    """A run before it runs: its schedules, and what it costs, exactly.
+
+    A mapping with the keys of `tessera plan --format json`: settings, parameters, peak_bytes, ...
+    """
+
+    def __init__(self, json: Dict[str, Any], schedules: List[Schedule], notes: List[str]):
+        super().__init__(json)
+        #: A schedule for each pipeline rank.
+        self.schedules = schedules
+        #: Sentences on how the run will go.
+        self.notes = notes
 
     def __repr__(self) -> str:
         chosen = self["settings"]
@@ -107,7 +114,7 @@ class Span(NamedTuple):
     end: float
 
 
-class Simulation(Mapping[str, Any]):
+class Simulation(_Answer):
     """A step on a virtual clock, of a machine that need not be here.
 
     A mapping with the keys of a run of `tessera simulate --format json`: step_seconds, tokens,
@@ -115,20 +122,11 @@ class Simulation(Mapping[str, Any]):
     """
 
     def __init__(self, json: Dict[str, Any], schedules: List[Schedule], spans: List[List[Span]]):
-        self._json = json
+        super().__init__(json)
         #: A schedule for each pipeline rank.
         self.schedules = schedules
         #: When the actions of each pipeline rank ran.
         self.spans_by_rank = spans
-
-    def __getitem__(self, key: str) -> Any:
-        return self._json[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._json)
-
-    def __len__(self) -> int:
-        return len(self._json)
 
     def __repr__(self) -> str:
         return f"<tessera.Simulation: {self['step_seconds']:.6g} s per step>"
@@ -200,20 +198,8 @@ def sweep(*, config: Optional[Path] = None, **settings: Any) -> Sweep:
     return Sweep(json["runs"], json["left_out"])
 
 
-class MemoryEstimate(Mapping[str, Any]):
+class MemoryEstimate(_Answer):
     """Memory by strategy: a mapping with the keys of `tessera estimate-memory --json`."""
-
-    def __init__(self, json: Dict[str, Any]):
-        self._json = json
-
-    def __getitem__(self, key: str) -> Any:
-        return self._json[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._json)
-
-    def __len__(self) -> int:
-        return len(self._json)
 
     @property
     def loading(self) -> List[Dict[str, Any]]:

@@ -26,7 +26,7 @@ int usual_virtual_stages(PipelineOrder order);
 /// Whether backward is two passes, of which the second, for weights, may come later.
 bool splits_backward(PipelineOrder order);
 
-/// What a pass does with its micro-step.
+/// The part of a micro-step that a pass does.
 enum class PassKind : std::uint8_t {
   kForward,
   kBackward,        ///< gradients of the stage's input and of its weights
@@ -59,7 +59,7 @@ struct PipelineOptions {
   /// By stage: the pipeline rank that runs it. Empty: s modulo the mesh's pipeline axis.
   std::vector<int> stage_ranks{};
   PipelineOrder order = PipelineOrder::kOneForwardOneBackward;
-  /// Of kListed: the passes of a step that trains, by pipeline rank.
+  /// The passes of a step that trains, by pipeline rank; of kListed alone.
   std::vector<std::vector<StagePass>> listed{};
   /// Messages that a rank may receive ahead of the one that it uses, in each direction, and may
   /// have on their way to others.
@@ -83,10 +83,10 @@ struct PipelineOptions {
 
 /// PipelineOptions::stage_ranks of an order: empty, but where stages do not go round.
 std::vector<int> stage_ranks(PipelineOrder order, int ranks, int stages);
-/// The same of listed passes. Throws Error{kConfig} if a stage is on two ranks, or on none.
+/// Returns the pipeline rank of each stage of listed passes. Throws Error{kConfig} if a stage is on two ranks, or on none.
 std::vector<int> stage_ranks(const std::vector<std::vector<StagePass>>& listed);
 
-/// What an order knows of a pipeline.
+/// An order knows this of a pipeline.
 struct PipelineShape {
   int ranks = 1;
   int stages = 1;
@@ -115,7 +115,7 @@ std::vector<std::vector<StagePass>> pipeline_passes(const PipelineOptions& pipel
 /// of its weights in the order of micro-steps.
 void check_passes(const std::vector<std::vector<StagePass>>& passes, const PipelineShape& shape);
 
-/// What a pipeline rank does, in the order in which its host issues it.
+/// An element of the list that the host of a pipeline rank issues.
 struct StageEvent {
   enum class Kind : std::uint8_t {
     kPass,
