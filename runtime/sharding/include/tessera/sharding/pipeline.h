@@ -83,7 +83,8 @@ struct PipelineOptions {
 
 /// PipelineOptions::stage_ranks of an order: empty, but where stages do not go round.
 std::vector<int> stage_ranks(PipelineOrder order, int ranks, int stages);
-/// Returns the pipeline rank of each stage of listed passes. Throws Error{kConfig} if a stage is on two ranks, or on none.
+/// Returns the pipeline rank of each stage of listed passes. Throws Error{kConfig} if a stage is on
+/// two ranks, or on none.
 std::vector<int> stage_ranks(const std::vector<std::vector<StagePass>>& listed);
 
 /// An order knows this of a pipeline.
