@@ -135,6 +135,11 @@ std::vector<Case> cases() {
   result.push_back({.m = 1009, .n = 90, .k = 60, .transpose_a = true, .bias = true, .padding = 2});
   result.push_back({.m = 40, .n = 821, .k = 2053, .bias = true, .padding = 1});
   result.push_back({.m = 1100, .n = 70, .k = 40, .accumulate = true, .padding = 1});
+  // See [Note: inner sizes of 63 with AMX] in gemm_cpu.cpp.
+  for (const bool transposed : {false, true}) {
+    result.push_back({.m = 33, .n = 176, .k = 63, .transpose_a = transposed});
+    result.push_back({.m = 132, .n = 49, .k = 63, .transpose_b = transposed});
+  }
   return result;
 }
 
