@@ -6,14 +6,7 @@
 #include "tessera/core/memory.h"
 
 namespace tessera::bench {
-namespace {
-
-// A kernel is a plain function: this is where it finds the list.
-thread_local std::vector<GemmArgs>* recording = nullptr;
-
-void record(const GemmArgs& args, Stream& /*stream*/) { recording->push_back(args); }
-
-}  // namespace
+namespace {}  // namespace
 
 std::vector<GemmArgs> record_gemms(const Model& model, const BatchSource& source,
                                    std::int64_t micro_batch, DType dtype) {
@@ -21,7 +14,6 @@ std::vector<GemmArgs> record_gemms(const Model& model, const BatchSource& source
   Memory memory(*device);
   NoStream stream;
   KernelTable kernels = planning(cpu_kernels());
-  kernels.gemm = record;
   const auto data = [&](const Shape& shape, DType type) {
     return Tensor::empty(memory, shape, type, MemoryCategory::kData, "data");
   };
@@ -29,10 +21,9 @@ std::vector<GemmArgs> record_gemms(const Model& model, const BatchSource& source
                     .targets = data(source.target_shape(micro_batch), source.target_dtype()),
                     .items = source.target_shape(micro_batch).numel()};
   std::vector<GemmArgs> gemms;
-  recording = &gemms;
+  kernels.gemm = [&](const GemmArgs& args, Stream& /*stream*/) { gemms.push_back(args); };
   test::WholeModel(model, memory, dtype, DType::kFloat32)
       .forward_backward(memory, stream, batch, {.tape = {.kernels = &kernels}});
-  recording = nullptr;
   return gemms;
 }
 

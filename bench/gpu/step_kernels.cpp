@@ -68,8 +68,8 @@ void record_passes(const Model& model, const BatchSource& source, std::int64_t m
   SimDevice device;
   Memory memory(device);
   const auto stream = device.create_stream({});
-  const KernelRecording recording(calls);
-  const KernelTable kernels = recording_kernels();
+  const KernelTable kernels =
+      recording_kernels([&](KernelCall call) { calls.push_back(std::move(call)); });
   const auto data = [&](const Shape& shape, DType type) {
     return Tensor::empty(memory, shape, type, MemoryCategory::kData, "data");
   };

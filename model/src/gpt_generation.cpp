@@ -6,13 +6,12 @@
 
 #include "frozen_layer.h"
 #include "gpt_layers.h"
-#include "tessera/autograd/partial_passes.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
 
 /// A layer that is not trained and that may pass over the next tokens alone.
-class GptGeneration::Pass : public gpt::FrozenLayer, public PartialPasses {
+class GptGeneration::Pass : public gpt::FrozenLayer {
  public:
   Pass(std::unique_ptr<Layer> layer, GptGeneration& owner)
       : FrozenLayer(std::move(layer)),

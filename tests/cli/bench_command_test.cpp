@@ -168,7 +168,7 @@ TEST_F(BenchCommand, RefusesWhatItCannotMeasure) {
 std::vector<std::string> kernels_of_the_table() {
   const std::string text = test::read_file(std::string(TESSERA_SOURCE_DIR) +
                                            "/kernels/include/tessera/kernels/kernel_table.h");
-  const std::regex member(R"(void \(\*(\w+)\)\()");
+  const std::regex member(R"(KernelFunction<\w+> (\w+);)");
   std::vector<std::string> names;
   for (std::sregex_iterator found(text.begin(), text.end(), member), end; found != end; ++found) {
     const std::string name = (*found)[1];

@@ -126,7 +126,7 @@ inline TensorView with_gaps(TensorView view) {
 /// Calls `kernel` with `args`, but `wrong` for the view `member`; expects an Error of a message
 /// that begins with `named`.
 template <typename Args>
-void expect_refused(void (*kernel)(const Args&, Stream&), Args args, TensorView Args::*member,
+void expect_refused(const KernelFunction<Args>& kernel, Args args, TensorView Args::*member,
                     const TensorView& wrong, const std::string& named) {
   args.*member = wrong;
   StreamUnderTest stream;
@@ -142,7 +142,7 @@ void expect_refused(void (*kernel)(const Args&, Stream&), Args args, TensorView 
 /// Expects that `member` is refused with gaps and as fp64: either reaches to twice its memory,
 /// which must be there to be copied to a device.
 template <typename Args>
-void expect_flat_floats(void (*kernel)(const Args&, Stream&), const Args& args,
+void expect_flat_floats(const KernelFunction<Args>& kernel, const Args& args,
                         TensorView Args::*member, const std::string& named) {
   TensorView doubles = args.*member;
   doubles.dtype = DType::kFloat64;

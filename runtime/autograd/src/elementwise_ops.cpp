@@ -10,8 +10,8 @@ namespace {
 template <typename ForwardArgs, typename BackwardArgs>
 struct Activation {
   const char* name;
-  void (*KernelTable::*forward)(const ForwardArgs&, Stream&);
-  void (*KernelTable::*backward)(const BackwardArgs&, Stream&);
+  KernelFunction<ForwardArgs> KernelTable::*forward;
+  KernelFunction<BackwardArgs> KernelTable::*backward;
   Cost (*forward_cost)(const TensorView&);
   Cost (*backward_cost)(const TensorView&);
 

@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-// A kernel is a plain function: this is where it finds the list.
-thread_local std::vector<KernelCall>* recording = nullptr;
-
 double bytes_of(std::initializer_list<const TensorView*> views) {
   double sum = 0.0;
   for (const TensorView* view : views) {
@@ -24,13 +21,13 @@ double bytes_of(std::initializer_list<const TensorView*> views) {
   return sum;
 }
 
-void record(const char* kernel, const TensorView& shape, double bytes, double flops = 0.0) {
+KernelCall noted(const char* kernel, const TensorView& shape, double bytes, double flops = 0.0) {
   std::vector<std::int64_t> dims;
   for (int i = 0; i < shape.shape.rank(); ++i) dims.push_back(shape.shape[i]);
-  recording->push_back({kernel, std::move(dims), shape.dtype, flops, bytes});
+  return {kernel, std::move(dims), shape.dtype, flops, bytes};
 }
 
-void gemm(const GemmArgs& a, Stream& /*stream*/) {
+KernelCall gemm(const GemmArgs& a) {
   const std::int64_t m = a.c.shape[0], n = a.c.shape[1], k = a.a.shape[a.transpose_a ? 0 : 1];
   const auto elements = [](std::int64_t rows, std::int64_t columns) {
     return static_cast<double>(rows) * static_cast<double>(columns);
@@ -38,30 +35,30 @@ void gemm(const GemmArgs& a, Stream& /*stream*/) {
   const double operands =
       (elements(m, k) + elements(k, n)) * static_cast<double>(size_of(a.a.dtype));
   const double result = elements(m, n) * static_cast<double>(size_of(a.c.dtype));
-  recording->push_back({"gemm",
-                        {m, n, k},
-                        a.a.dtype,
-                        2.0 * elements(m, n) * static_cast<double>(k),
-                        operands + result * (a.accumulate ? 2.0 : 1.0) + gemm_epilogue_bytes(a),
-                        a});
+  return {"gemm",
+          {m, n, k},
+          a.a.dtype,
+          2.0 * elements(m, n) * static_cast<double>(k),
+          operands + result * (a.accumulate ? 2.0 : 1.0) + gemm_epilogue_bytes(a),
+          a};
 }
-void bias_gradient(const BiasGradientArgs& a, Stream& /*stream*/) {
-  record("bias_gradient", a.dy, bytes_of({&a.dy, &a.db}));
+KernelCall bias_gradient(const BiasGradientArgs& a) {
+  return noted("bias_gradient", a.dy, bytes_of({&a.dy, &a.db}));
 }
-void layer_norm_forward(const LayerNormForwardArgs& a, Stream& /*stream*/) {
-  record(a.residual ? "layer_norm_forward, residual" : "layer_norm_forward", a.x,
-         bytes_of({&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd}));
+KernelCall layer_norm_forward(const LayerNormForwardArgs& a) {
+  return noted(a.residual ? "layer_norm_forward, residual" : "layer_norm_forward", a.x,
+               bytes_of({&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd}));
 }
-void layer_norm_backward(const LayerNormBackwardArgs& a, Stream& /*stream*/) {
-  record(a.d_residual ? "layer_norm_backward, residual" : "layer_norm_backward", a.x,
-         bytes_of(
-             {&a.dy, &a.x, &a.mean, &a.rstd, &a.gamma, &a.d_residual, &a.dx, &a.dgamma, &a.dbeta}));
+KernelCall layer_norm_backward(const LayerNormBackwardArgs& a) {
+  return noted(a.d_residual ? "layer_norm_backward, residual" : "layer_norm_backward", a.x,
+               bytes_of({&a.dy, &a.x, &a.mean, &a.rstd, &a.gamma, &a.d_residual, &a.dx, &a.dgamma,
+                         &a.dbeta}));
 }
-void gelu_forward(const GeluForwardArgs& a, Stream& /*stream*/) {
-  record("gelu_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall gelu_forward(const GeluForwardArgs& a) {
+  return noted("gelu_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void gelu_backward(const GeluBackwardArgs& a, Stream& /*stream*/) {
-  record("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+KernelCall gelu_backward(const GeluBackwardArgs& a) {
+  return noted("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
 /// `products` matrix products over the scores that are not masked: of causal attention half of
 /// them, less what lies before the windows.
@@ -72,86 +69,80 @@ double attention_flops(const TensorView& out, std::int64_t window, bool causal, 
   const double keys = outside == 0.0 ? all : all - outside * outside / length;
   return products * static_cast<double>(out.numel()) * keys;
 }
-void attention_forward(const AttentionForwardArgs& a, Stream& /*stream*/) {
-  record("attention_forward", a.out, bytes_of({&a.qkv, &a.out, &a.lse}),
-         attention_flops(a.out, a.window, a.causal, 2.0));
+KernelCall attention_forward(const AttentionForwardArgs& a) {
+  return noted("attention_forward", a.out, bytes_of({&a.qkv, &a.out, &a.lse}),
+               attention_flops(a.out, a.window, a.causal, 2.0));
 }
-void attention_backward(const AttentionBackwardArgs& a, Stream& /*stream*/) {
-  record("attention_backward", a.out, bytes_of({&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv}),
-         attention_flops(a.out, a.window, a.causal, 5.0));
+KernelCall attention_backward(const AttentionBackwardArgs& a) {
+  return noted("attention_backward", a.out, bytes_of({&a.d_out, &a.qkv, &a.out, &a.lse, &a.d_qkv}),
+               attention_flops(a.out, a.window, a.causal, 5.0));
 }
-void embedding_forward(const EmbeddingForwardArgs& a, Stream& /*stream*/) {
-  record("embedding_forward", a.x, 2.0 * bytes_of({&a.x}) + bytes_of({&a.tokens, &a.wpe}));
+KernelCall embedding_forward(const EmbeddingForwardArgs& a) {
+  return noted("embedding_forward", a.x, 2.0 * bytes_of({&a.x}) + bytes_of({&a.tokens, &a.wpe}));
 }
 /// Rows of the gradient are read and written, in its dtype, once for each token.
-void embedding_backward(const EmbeddingBackwardArgs& a, Stream& /*stream*/) {
+KernelCall embedding_backward(const EmbeddingBackwardArgs& a) {
   const double rows =
       static_cast<double>(a.dwte ? a.dx.numel() : 0) * static_cast<double>(size_of(a.dwte.dtype));
-  record("embedding_backward", a.dx, bytes_of({&a.dx, &a.tokens, &a.dwpe}) + 2.0 * rows);
+  return noted("embedding_backward", a.dx, bytes_of({&a.dx, &a.tokens, &a.dwpe}) + 2.0 * rows);
 }
-void dropout(const DropoutArgs& a, Stream& /*stream*/) {
-  record("dropout", a.x, bytes_of({&a.x, &a.y}));
+KernelCall dropout(const DropoutArgs& a) { return noted("dropout", a.x, bytes_of({&a.x, &a.y})); }
+KernelCall cross_entropy(const CrossEntropyArgs& a) {
+  return noted(
+      "cross_entropy", a.logits,
+      bytes_of({&a.logits, &a.targets, &a.losses}) + (a.gradient ? bytes_of({&a.logits}) : 0.0));
 }
-void cross_entropy(const CrossEntropyArgs& a, Stream& /*stream*/) {
-  record("cross_entropy", a.logits,
-         bytes_of({&a.logits, &a.targets, &a.losses}) + (a.gradient ? bytes_of({&a.logits}) : 0.0));
-}
-void cast(const CastArgs& a, Stream& /*stream*/) {
-  record("cast", a.src, bytes_of({&a.src, &a.dst}));
-}
-void add(const AddArgs& a, Stream& /*stream*/) {
-  record("add", a.src, bytes_of({&a.src, &a.dst, &a.dst}));
-}
+KernelCall cast(const CastArgs& a) { return noted("cast", a.src, bytes_of({&a.src, &a.dst})); }
+KernelCall add(const AddArgs& a) { return noted("add", a.src, bytes_of({&a.src, &a.dst, &a.dst})); }
 
-void silu_forward(const SiluForwardArgs& a, Stream& /*stream*/) {
-  record("silu_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall silu_forward(const SiluForwardArgs& a) {
+  return noted("silu_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void silu_backward(const SiluBackwardArgs& a, Stream& /*stream*/) {
-  record("silu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+KernelCall silu_backward(const SiluBackwardArgs& a) {
+  return noted("silu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
-void swiglu_forward(const SwigluForwardArgs& a, Stream& /*stream*/) {
-  record("swiglu_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall swiglu_forward(const SwigluForwardArgs& a) {
+  return noted("swiglu_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void swiglu_backward(const SwigluBackwardArgs& a, Stream& /*stream*/) {
-  record("swiglu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+KernelCall swiglu_backward(const SwigluBackwardArgs& a) {
+  return noted("swiglu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
 }
-void soft_cap(const SoftCapArgs& a, Stream& /*stream*/) {
-  record("soft_cap", a.x, bytes_of({&a.x, &a.y}));
+KernelCall soft_cap(const SoftCapArgs& a) { return noted("soft_cap", a.x, bytes_of({&a.x, &a.y})); }
+KernelCall scale_columns_forward(const ScaleColumnsForwardArgs& a) {
+  return noted("scale_columns_forward", a.x, bytes_of({&a.x, &a.scale, &a.y, &a.kept}));
 }
-void scale_columns_forward(const ScaleColumnsForwardArgs& a, Stream& /*stream*/) {
-  record("scale_columns_forward", a.x, bytes_of({&a.x, &a.scale, &a.y, &a.kept}));
+KernelCall scale_columns_backward(const ScaleColumnsBackwardArgs& a) {
+  return noted("scale_columns_backward", a.dy,
+               bytes_of({&a.dy, &a.x, &a.scale, &a.dx, &a.d_scale}));
 }
-void scale_columns_backward(const ScaleColumnsBackwardArgs& a, Stream& /*stream*/) {
-  record("scale_columns_backward", a.dy, bytes_of({&a.dy, &a.x, &a.scale, &a.dx, &a.d_scale}));
+KernelCall heads_forward(const HeadsForwardArgs& a) {
+  return noted("heads_forward", a.packed, bytes_of({&a.packed, &a.qkv}));
 }
-void heads_forward(const HeadsForwardArgs& a, Stream& /*stream*/) {
-  record("heads_forward", a.packed, bytes_of({&a.packed, &a.qkv}));
+KernelCall heads_backward(const HeadsBackwardArgs& a) {
+  return noted("heads_backward", a.d_packed, bytes_of({&a.d_qkv, &a.packed, &a.d_packed}));
 }
-void heads_backward(const HeadsBackwardArgs& a, Stream& /*stream*/) {
-  record("heads_backward", a.d_packed, bytes_of({&a.d_qkv, &a.packed, &a.d_packed}));
+KernelCall relu_forward(const ReluForwardArgs& a) {
+  return noted("relu_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void relu_forward(const ReluForwardArgs& a, Stream& /*stream*/) {
-  record("relu_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall relu_backward(const ReluBackwardArgs& a) {
+  return noted("relu_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
 }
-void relu_backward(const ReluBackwardArgs& a, Stream& /*stream*/) {
-  record("relu_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+KernelCall multiply(const MultiplyArgs& a) {
+  return noted("multiply", a.a, bytes_of({&a.a, &a.b, &a.y}));
 }
-void multiply(const MultiplyArgs& a, Stream& /*stream*/) {
-  record("multiply", a.a, bytes_of({&a.a, &a.b, &a.y}));
+KernelCall softmax_forward(const SoftmaxForwardArgs& a) {
+  return noted("softmax_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void softmax_forward(const SoftmaxForwardArgs& a, Stream& /*stream*/) {
-  record("softmax_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall softmax_backward(const SoftmaxBackwardArgs& a) {
+  return noted("softmax_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
 }
-void softmax_backward(const SoftmaxBackwardArgs& a, Stream& /*stream*/) {
-  record("softmax_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+KernelCall mean_rows_forward(const MeanRowsForwardArgs& a) {
+  return noted("mean_rows_forward", a.x, bytes_of({&a.x, &a.y}));
 }
-void mean_rows_forward(const MeanRowsForwardArgs& a, Stream& /*stream*/) {
-  record("mean_rows_forward", a.x, bytes_of({&a.x, &a.y}));
+KernelCall mean_rows_backward(const MeanRowsBackwardArgs& a) {
+  return noted("mean_rows_backward", a.dx, bytes_of({&a.dy, &a.dx}));
 }
-void mean_rows_backward(const MeanRowsBackwardArgs& a, Stream& /*stream*/) {
-  record("mean_rows_backward", a.dx, bytes_of({&a.dy, &a.dx}));
-}
-void fill(const FillArgs& a, Stream& /*stream*/) { record("fill", a.dst, bytes_of({&a.dst})); }
+KernelCall fill(const FillArgs& a) { return noted("fill", a.dst, bytes_of({&a.dst})); }
 
 /// The one kernel of an action that is no pass.
 KernelCall call_of(const Schedule& schedule, const Action& action, const ExecutorOptions& options) {
@@ -218,52 +209,53 @@ double gemm_epilogue_bytes(const GemmArgs& a) {
   return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
 }
 
-KernelRecording::KernelRecording(std::vector<KernelCall>& calls) { recording = &calls; }
-KernelRecording::~KernelRecording() { recording = nullptr; }
-
-KernelTable recording_kernels() {
+KernelTable recording_kernels(std::function<void(KernelCall)> take) {
   KernelTable table = kernels_for(SimDevice());
-  table.gemm = gemm;
-  table.bias_gradient = bias_gradient;
-  table.layer_norm_forward = layer_norm_forward;
-  table.layer_norm_backward = layer_norm_backward;
-  table.gelu_forward = gelu_forward;
-  table.gelu_backward = gelu_backward;
-  table.attention_forward = attention_forward;
-  table.attention_backward = attention_backward;
-  table.embedding_forward = embedding_forward;
-  table.embedding_backward = embedding_backward;
-  table.dropout = dropout;
-  table.cross_entropy = cross_entropy;
-  table.cast = cast;
-  table.add = add;
-  table.silu_forward = silu_forward;
-  table.silu_backward = silu_backward;
-  table.swiglu_forward = swiglu_forward;
-  table.swiglu_backward = swiglu_backward;
-  table.soft_cap = soft_cap;
-  table.scale_columns_forward = scale_columns_forward;
-  table.scale_columns_backward = scale_columns_backward;
-  table.heads_forward = heads_forward;
-  table.heads_backward = heads_backward;
-  table.relu_forward = relu_forward;
-  table.relu_backward = relu_backward;
-  table.multiply = multiply;
-  table.softmax_forward = softmax_forward;
-  table.softmax_backward = softmax_backward;
-  table.mean_rows_forward = mean_rows_forward;
-  table.mean_rows_backward = mean_rows_backward;
-  table.fill = fill;
+  const auto noting = [&]<typename Args>(KernelCall (*call)(const Args&)) {
+    return [take, call](const Args& args, Stream& /*stream*/) { take(call(args)); };
+  };
+  table.gemm = noting(gemm);
+  table.bias_gradient = noting(bias_gradient);
+  table.layer_norm_forward = noting(layer_norm_forward);
+  table.layer_norm_backward = noting(layer_norm_backward);
+  table.gelu_forward = noting(gelu_forward);
+  table.gelu_backward = noting(gelu_backward);
+  table.attention_forward = noting(attention_forward);
+  table.attention_backward = noting(attention_backward);
+  table.embedding_forward = noting(embedding_forward);
+  table.embedding_backward = noting(embedding_backward);
+  table.dropout = noting(dropout);
+  table.cross_entropy = noting(cross_entropy);
+  table.cast = noting(cast);
+  table.add = noting(add);
+  table.silu_forward = noting(silu_forward);
+  table.silu_backward = noting(silu_backward);
+  table.swiglu_forward = noting(swiglu_forward);
+  table.swiglu_backward = noting(swiglu_backward);
+  table.soft_cap = noting(soft_cap);
+  table.scale_columns_forward = noting(scale_columns_forward);
+  table.scale_columns_backward = noting(scale_columns_backward);
+  table.heads_forward = noting(heads_forward);
+  table.heads_backward = noting(heads_backward);
+  table.relu_forward = noting(relu_forward);
+  table.relu_backward = noting(relu_backward);
+  table.multiply = noting(multiply);
+  table.softmax_forward = noting(softmax_forward);
+  table.softmax_backward = noting(softmax_backward);
+  table.mean_rows_forward = noting(mean_rows_forward);
+  table.mean_rows_backward = noting(mean_rows_backward);
+  table.fill = noting(fill);
   return table;
 }
 
 std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
                                                     const ModelLayout& layout, const Model& model,
                                                     const ExecutorOptions& options) {
-  const KernelTable kernels = recording_kernels();
   std::vector<std::vector<KernelCall>> by_action(program.schedule->actions.size());
   std::vector<KernelCall> outside;
-  const KernelRecording until_the_end(outside);
+  std::vector<KernelCall>* recording = &outside;
+  const KernelTable kernels =
+      recording_kernels([&](KernelCall call) { recording->push_back(std::move(call)); });
   ExecutorOptions noting = options;
   noting.layer_kernels = &kernels;
   // An action is charged just before it runs, on this thread.

@@ -32,8 +32,8 @@ KernelProbe recorded(Run run) {
     Memory memory(device);
     const auto stream = device.create_stream({.name = "probe"});
     ProbeOperands operands(memory, *stream);
-    const KernelTable kernels = recording_kernels();
-    const KernelRecording until_the_end(calls);
+    const KernelTable kernels =
+        recording_kernels([&](KernelCall call) { calls.push_back(std::move(call)); });
     run(kernels, operands, *stream);
   }
   return {std::move(calls.back()), std::move(run)};

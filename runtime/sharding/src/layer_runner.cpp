@@ -6,30 +6,11 @@
 #include <tuple>
 #include <utility>
 
-#include "tessera/autograd/partial_passes.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/plan.h"
 
 namespace tessera {
-namespace {
-
-const Operand* find_operand(const Schedule& schedule, const std::vector<Operand>& operands,
-                            const ParameterAddress& address, Role role) {
-  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
-    return operand.unit == address.unit && schedule.role(operand.buffer) == role &&
-           schedule.flats(operand).contains(address.flat);
-  });
-  return found == operands.end() ? nullptr : &*found;
-}
-
-TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
-  const std::int64_t first = tensor.is_quantized() ? tensor.decoded_offset : tensor.offset;
-  return flat.narrow(0, first, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
-}
-
-}  // namespace
-
 LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                          const BatchSource& source, const MicroBatches& batches,
                          const StepKeys* keys, const StepBuffers& buffers, Memory& memory,
@@ -46,23 +27,10 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
                                                 : &kernels_for(memory.device())),
       predicts_(predicts),
       predictions_(predicts ? static_cast<std::size_t>(schedule.micro_steps) : 0),
-      written_(schedule.buffers.size()) {
+      parameters_(schedule, layout, buffers) {
   if (schedule.pipeline_ranks() > 1) {
     input_shapes_ =
         layer_input_shapes(model, layout, source, options.micro_batch, schedule.parameter_dtype);
-  }
-  is_added_to_.resize(layout.layers.size());
-  std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
-  for (std::size_t l = layout.layers.size(); l-- > 0;) {
-    for (const ParameterAddress& address : layout.layers[l].parameters) {
-      contributed_.insert({address.unit, address.flat, address.tensor});
-      const bool is_new = !layout.flat_of(address).trainable ||
-                          behind.insert({address.unit, address.flat, address.tensor}).second;
-      is_added_to_[l].push_back(is_new ? 0 : 1);
-    }
-  }
-  for (const LayerLayout& layer : layout.layers) {
-    parameters_.emplace_back(layer.parameters.size());
   }
   const int layers = static_cast<int>(schedule.layers.size());
   for (int l = 0; schedule.purpose == Purpose::kEvaluate && l < layers; ++l) {
@@ -127,10 +95,7 @@ Shape LayerRunner::message_shape(int layer) const {
           "the output of layer '", made_by->name(), "' has ", whole.numel(),
           " elements, but was planned with ", schedule_.message_numel(layer),
           ": plan for the micro-batch and the model that run");
-  const auto* const partial = schedule_.purpose == Purpose::kEvaluate
-                                  ? dynamic_cast<const PartialPasses*>(made_by)
-                                  : nullptr;
-  return partial == nullptr ? whole : partial->pass_shape(whole);
+  return schedule_.purpose == Purpose::kEvaluate ? made_by->pass_shape(whole) : whole;
 }
 
 /// The slot of a message, as far as it is the output of `layer` or its gradient.
@@ -159,100 +124,6 @@ void LayerRunner::unpack(const Action& action, Stream& stream) {
                                 "message from another stage");
   kernels_->cast({.src = from, .dst = tensor}, stream);
   activations_[to.buffer].output = std::move(tensor);
-}
-
-/// The operand from which a pass reads a parameter, and its flat parameter there; null: it reads
-/// none. Of a mirror it is the unit's own where that is here.
-std::pair<const Operand*, int> LayerRunner::find_value(const Action& action,
-                                                       const ParameterAddress& address) const {
-  const FlatParameter& flat = layout_.flat_of(address);
-  const Role role = flat.quantized ? Role::kDecoded : Role::kParameter;
-  const Operand* const own = find_operand(schedule_, action.reads, address, role);
-  const int home = layout_.units[static_cast<std::size_t>(address.unit)].mirrors;
-  if (own != nullptr || home < 0) return {own, address.flat};
-  const std::vector<FlatParameter>& flats = layout_.units[static_cast<std::size_t>(home)].flats;
-  const auto place = std::ranges::find(flats, flat.name, &FlatParameter::name) - flats.begin();
-  const ParameterAddress there{home, static_cast<int>(place), address.tensor};
-  return {find_operand(schedule_, action.reads, there, role), there.flat};
-}
-
-std::span<Parameter> LayerRunner::bind(const Action& action) {
-  const auto layer = static_cast<std::size_t>(action.layer);
-  std::vector<Parameter>& parameters = parameters_[layer];
-  for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const ParameterAddress& address = layout_.layers[layer].parameters[p];
-    const FlatTensor& tensor = layout_.tensor_of(address);
-    const FlatParameter& flat = layout_.flat_of(address);
-    const auto [value, value_flat] = find_value(action, address);
-    // A layer whose backward reads no parameters finds none: its unit may be in shards.
-    parameters[p].value = value != nullptr
-                              ? tensor_of(buffers_.view(*value, value_flat), tensor)
-                              : TensorView(nullptr, flat.dtype.value_or(schedule_.parameter_dtype),
-                                           tensor.spec.shape);
-    parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
-    parameters[p].trainable = flat.trainable;
-    parameters[p].gradient = {};
-    parameters[p].gradient_written = is_added_to_[layer][p] != 0;
-    const Operand* const gradient =
-        flat.trainable ? find_operand(schedule_, action.writes, address, Role::kGradient) : nullptr;
-    if (gradient == nullptr) continue;
-    parameters[p].gradient = tensor_of(buffers_.view(*gradient), tensor);
-    parameters[p].gradient_written = written_[static_cast<std::size_t>(gradient->buffer)]
-                                             [static_cast<std::size_t>(address.tensor)] != 0;
-  }
-  return parameters;
-}
-
-void LayerRunner::decode(const Action& action, Stream& stream) {
-  const TensorView from = buffers_.view(action.reads.front());
-  const TensorView to = buffers_.view(action.writes.front());
-  const Operand& decoded = action.writes.front();
-  const ParameterAddress address{decoded.unit, schedule_.flats(decoded).front(), 0};
-  for (const FlatTensor& tensor : layout_.flat_of(address).tensors) {
-    kernels_->dequantize({.format = tensor.spec.format,
-                          .src = from.narrow(0, tensor.offset, tensor.numel()),
-                          .dst = tensor_of(to, tensor),
-                          .joined = tensor.spec.joined},
-                         stream);
-  }
-}
-
-/// Where a unit's gradient begins anew: what lies between and behind the tensors must not reach a
-/// sum, for slots change hands.
-void LayerRunner::begin_gradients(const Action& action, Stream& stream) {
-  for (const Operand& operand : action.writes) {
-    if (schedule_.role(operand.buffer) != Role::kGradient || operand.adds) continue;
-    const ParameterAddress address{operand.unit, schedule_.flats(operand).front(), 0};
-    const FlatParameter& flat = layout_.flat_of(address);
-    written_[static_cast<std::size_t>(operand.buffer)].assign(flat.tensors.size(), char{0});
-    const TensorView gradient = buffers_.view(operand);
-    std::int64_t end = 0;
-    const auto clear_until = [&](std::int64_t begin) {
-      if (begin > end) kernels_->fill({.dst = gradient.narrow(0, end, begin - end)}, stream);
-    };
-    for (std::size_t t = 0; t < flat.tensors.size(); ++t) {
-      const FlatTensor& tensor = flat.tensors[t];
-      if (!contributed_.contains({address.unit, address.flat, static_cast<int>(t)})) continue;
-      clear_until(tensor.offset);
-      end = tensor.offset + tensor.spec.shape.numel();
-    }
-    clear_until(gradient.numel());
-  }
-}
-
-/// A parameter of the layer that no operation used has gradient zero.
-void LayerRunner::end_gradients(const Action& action, Stream& stream) {
-  const auto layer = static_cast<std::size_t>(action.layer);
-  for (std::size_t p = 0; p < parameters_[layer].size(); ++p) {
-    const ParameterAddress& address = layout_.layers[layer].parameters[p];
-    if (!layout_.flat_of(address).trainable) continue;
-    const Parameter& parameter = parameters_[layer][p];
-    if (!parameter.gradient_written) kernels_->fill({.dst = parameter.gradient}, stream);
-    const Operand* const gradient =
-        find_operand(schedule_, action.writes, address, Role::kGradient);
-    written_[static_cast<std::size_t>(gradient->buffer)][static_cast<std::size_t>(address.tensor)] =
-        1;
-  }
 }
 
 /// The micro-batch that a pass names; null: none.
@@ -312,7 +183,7 @@ void LayerRunner::forward(const Action& a, Stream& stream) {
   const int buffer = schedule_.find(a.writes, BufferKind::kActivation)->buffer;
   if (trains && !record) (waits_on_host_[layer] ? input(buffer).tensor : kept.input) = flowing;
   Value value = input_of(a.layer, *tape, std::move(flowing));
-  Value output = run_layer(a, *tape, value, bind(a));
+  Value output = run_layer(a, *tape, value, parameters_.bind(a));
   kept.output = std::move(output.tensor);
   kept.kept = trains;
   if (record) {
@@ -336,7 +207,7 @@ Value LayerRunner::run_layer(const Action& a, Tape& tape, const Value& input,
 
 Value LayerRunner::run_loss(const Action& a, Tape& tape, const Value& input) {
   try {
-    return run_layer(a, tape, input, bind(a));
+    return run_layer(a, tape, input, parameters_.bind(a));
   } catch (const Error&) {
     if (tape.classes() > 0) batches_.check_classes(a.micro_step, tape.classes());
     throw;
@@ -413,13 +284,13 @@ void LayerRunner::forward_loss(const Action& a, const TensorView& loss_scale,
 
 void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const TensorView& loss_sum,
                        Stream& stream) {
-  begin_gradients(a, stream);
+  parameters_.begin_gradients(a, *kernels_, stream);
   const auto tape = make_tape(a, tape_options(a, true, loss_scale), stream);
   Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
   Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
   pass_on(a, tape->backward(output, std::move(gradient)));
-  end_gradients(a, stream);
+  parameters_.end_gradients(a, *kernels_, stream);
 }
 
 LayerRunner::Activation LayerRunner::take_kept(int buffer) {
@@ -435,7 +306,7 @@ LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const Tensor
                                                    Stream& stream) {
   const int buffer = schedule_.find(a.reads, BufferKind::kActivation)->buffer;
   Activation kept = take_kept(buffer);
-  const std::span<Parameter> parameters = bind(a);
+  const std::span<Parameter> parameters = parameters_.bind(a);
   if (!recomputes(a.layer)) return kept;
   kept.tape = make_tape(a, tape_options(a, true, loss_scale), stream);
   const auto layer = static_cast<std::size_t>(a.layer);
@@ -449,20 +320,20 @@ LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const Tensor
 }
 
 void LayerRunner::loss_backward(const Action& a, const TensorView& loss_scale, Stream& stream) {
-  begin_gradients(a, stream);
+  parameters_.begin_gradients(a, *kernels_, stream);
   Activation kept = take_recorded(a, loss_scale, stream);
   Tensor gradient = gradient_of_losses(*kept.tape, kept.losses, loss_scale, stream);
   pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)));
-  end_gradients(a, stream);
+  parameters_.end_gradients(a, *kernels_, stream);
 }
 
 void LayerRunner::backward(const Action& a, Stream& stream) {
-  begin_gradients(a, stream);
+  parameters_.begin_gradients(a, *kernels_, stream);
   Activation kept = take_recorded(a, {}, stream);
   pass_on(a, kept.tape->backward(
                  kept.recorded,
                  take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
-  end_gradients(a, stream);
+  parameters_.end_gradients(a, *kernels_, stream);
 }
 
 void LayerRunner::backward_input(const Action& a, Stream& stream) {
@@ -482,11 +353,11 @@ void LayerRunner::backward_input(const Action& a, Stream& stream) {
 }
 
 void LayerRunner::backward_weight(const Action& a, Stream& stream) {
-  begin_gradients(a, stream);
+  parameters_.begin_gradients(a, *kernels_, stream);
   const Activation kept = take_kept(schedule_.find(a.reads, BufferKind::kActivation)->buffer);
-  bind(a);
+  parameters_.bind(a);
   kept.tape->backward_weights();
-  end_gradients(a, stream);
+  parameters_.end_gradients(a, *kernels_, stream);
 }
 
 LayerRunner::Input& LayerRunner::input(int activation) {

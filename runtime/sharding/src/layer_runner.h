@@ -1,11 +1,10 @@
 #pragma once
 
 #include <memory>
-#include <set>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "layer_parameters.h"
 #include "micro_batches.h"
 #include "step_buffers.h"
 #include "step_keys.h"
@@ -59,7 +58,9 @@ class LayerRunner {
   void backward_input(const Action& action, Stream& stream);
   void backward_weight(const Action& action, Stream& stream);
   /// Dequantises a unit's parameters, whole, for the layers that read them.
-  void decode(const Action& action, Stream& stream);
+  void decode(const Action& action, Stream& stream) {
+    parameters_.decode(action, *kernels_, stream);
+  }
 
   /// Elements of the message that this pass makes of a layer's output, or of its gradient.
   std::int64_t message_numel(int layer) const { return message_shape(layer).numel(); }
@@ -78,12 +79,6 @@ class LayerRunner {
   void reserve_input(const Action& action);
 
  private:
-  /// Points the layer's parameters (and gradients) to where the action's operands are.
-  std::span<Parameter> bind(const Action& action);
-  std::pair<const Operand*, int> find_value(const Action& action,
-                                            const ParameterAddress& address) const;
-  void begin_gradients(const Action& action, Stream& stream);
-  void end_gradients(const Action& action, Stream& stream);
   const Batch* batch_of(const Action& action) const;
   TapeOptions tape_options(const Action& action, bool record, const TensorView& loss_scale) const;
   std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
@@ -115,6 +110,7 @@ class LayerRunner {
   const bool predicts_;
   std::vector<Prediction> predictions_;  ///< by micro-step, if it predicts
   std::int64_t classes_ = 0;
+  LayerParameters parameters_;
 
   /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
   struct Activation {
@@ -143,14 +139,7 @@ class LayerRunner {
   Shape message_shape(int layer) const;
   TensorView message(const Operand& slot, int layer) const;
 
-  std::vector<Shape> input_shapes_;  ///< by layer, with several pipeline ranks
-  /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.
-  std::set<std::tuple<int, int, int>> contributed_;
-  std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind
-  /// By layer and parameter: whether layers behind it contribute to its gradient, too.
-  std::vector<std::vector<char>> is_added_to_;
-  /// Gradients that a buffer holds since it was begun anew: by buffer, and tensor of its unit.
-  std::vector<std::vector<char>> written_;
+  std::vector<Shape> input_shapes_;                  ///< by layer, with several pipeline ranks
   std::unordered_map<int, Activation> activations_;  ///< by buffer, gradients of them included
   std::vector<char> waits_on_host_;                  ///< by layer
   std::vector<Input> inputs_;                        ///< by micro-step and layer, if any waits

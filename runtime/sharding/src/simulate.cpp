@@ -27,31 +27,19 @@ class ShapesOnly : public BatchSource {
   const BatchSource& source_;
 };
 
-// A kernel is a plain function: this is where it finds the list.
-thread_local std::vector<GemmArgs>* recorded_gemms = nullptr;
-thread_local std::set<CudaAttentionCall>* recorded_attention = nullptr;
-thread_local const KernelTable* attention_kernels = nullptr;  ///< those that it is recorded before
-
-void record_gemm(const GemmArgs& args, Stream& /*stream*/) { recorded_gemms->push_back(args); }
-
-template <bool kBackward, class Args>
-void record_attention(const Args& args, Stream& stream) {
+template <class Args>
+CudaAttentionCall attention_call(const Args& args, bool backward) {
   const Shape& qkv = args.qkv.shape;
-  recorded_attention->insert({.batch = qkv[0],
-                              .length = qkv[1],
-                              .heads = qkv[3],
-                              .head_dim = qkv[4],
-                              .dtype = args.qkv.dtype,
-                              .backward = kBackward,
-                              .window = args.window,
-                              .documents = static_cast<bool>(args.starts),
-                              .causal = args.causal,
-                              .soft_cap = args.scores.soft_cap != 0.0F});
-  if constexpr (kBackward) {
-    attention_kernels->attention_backward(args, stream);
-  } else {
-    attention_kernels->attention_forward(args, stream);
-  }
+  return {.batch = qkv[0],
+          .length = qkv[1],
+          .heads = qkv[3],
+          .head_dim = qkv[4],
+          .dtype = args.qkv.dtype,
+          .backward = backward,
+          .window = args.window,
+          .documents = static_cast<bool>(args.starts),
+          .causal = args.causal,
+          .soft_cap = args.scores.soft_cap != 0.0F};
 }
 
 constexpr MemoryCategory kPlanned[] = {
@@ -161,7 +149,7 @@ class SimulatedRank {
         schedules_(schedules_of(programs)),
         rank_(first_rank(state)),
         groups_(RankGroups::simulated(rank_, schedules_, meetings)),
-        kernels_(recording_kernels()),
+        kernels_(noting_attention()),
         state_(layout, state, rank_, memory_),
         walk_(schedules_, memory_) {
     ExecutorOptions traced = options;
@@ -170,7 +158,6 @@ class SimulatedRank {
     traced.graph = false;
     traced.layer_kernels = &kernels_;
     traced.before_action = [this](int, std::int64_t, const Action& action) { walk_.begin(action); };
-    const Recording recording(*this);
     executor_ = std::make_unique<Executor>(state_, model, programs_, groups_, memory_, traced);
   }
   SimulatedRank(const SimulatedRank&) = delete;
@@ -178,14 +165,12 @@ class SimulatedRank {
 
   /// Issues one step of a program; of the first, as many as may be in flight.
   void begin(std::size_t program) {
-    const Recording recording(*this);
     executor_->begin_step(0, 0.0, program);
     if (program > 0) return;
     result_.traffic = executor_->traffic();
     for (int step = 1; step < options_.steps_in_flight; ++step) executor_->begin_step(step, 0.0);
   }
   void finish(std::size_t program) {
-    const Recording recording(*this);
     for (int step = 0; step < (program == 0 ? options_.steps_in_flight : 1); ++step) {
       executor_->finish_step();
     }
@@ -194,18 +179,6 @@ class SimulatedRank {
   Simulation take();
 
  private:
-  /// Kernels are plain functions: while it lives, they record for this rank.
-  class Recording {
-   public:
-    explicit Recording(SimulatedRank& rank) {
-      recorded_attention = &rank.result_.attention_calls;
-      attention_kernels = rank.given_;
-    }
-    ~Recording() { recorded_attention = nullptr; }
-    Recording(const Recording&) = delete;
-    Recording& operator=(const Recording&) = delete;
-  };
-
   static std::unique_ptr<SimDevice> make_device(const ExecutorOptions& options,
                                                 const SimulatedRank* beside) {
     return beside == nullptr
@@ -230,13 +203,20 @@ class SimulatedRank {
     for (const Program& program : programs) schedules.push_back(program.schedule);
     return schedules;
   }
-  KernelTable recording_kernels() {
-    given_ = options_.layer_kernels != nullptr ? options_.layer_kernels : &kernels_for(*device_);
-    KernelTable kernels = *given_;
-    if (options_.device == DeviceKind::kCuda) {
-      kernels.attention_forward = record_attention<false, AttentionForwardArgs>;
-      kernels.attention_backward = record_attention<true, AttentionBackwardArgs>;
-    }
+  /// The run's kernels, or the sim device's; on a GPU they note which attention they compute.
+  KernelTable noting_attention() {
+    const KernelTable& given =
+        options_.layer_kernels != nullptr ? *options_.layer_kernels : kernels_for(*device_);
+    KernelTable kernels = given;
+    if (options_.device != DeviceKind::kCuda) return kernels;
+    kernels.attention_forward = [&](const AttentionForwardArgs& args, Stream& stream) {
+      result_.attention_calls.insert(attention_call(args, false));
+      given.attention_forward(args, stream);
+    };
+    kernels.attention_backward = [&](const AttentionBackwardArgs& args, Stream& stream) {
+      result_.attention_calls.insert(attention_call(args, true));
+      given.attention_backward(args, stream);
+    };
     return kernels;
   }
 
@@ -250,7 +230,6 @@ class SimulatedRank {
   const std::vector<const Schedule*> schedules_;
   const int rank_;
   RankGroups groups_;
-  const KernelTable* given_ = nullptr;
   const KernelTable kernels_;
   TrainingState state_;
   MemoryWalk walk_;
@@ -323,13 +302,11 @@ std::vector<GemmArgs> record_gemms(std::span<const Program> programs, const Mode
                                    const Model& model, const StateOptions& state,
                                    const ExecutorOptions& options) {
   KernelTable kernels = planning(kernels_for(SimDevice()));
-  kernels.gemm = record_gemm;
+  std::vector<GemmArgs> gemms;
+  kernels.gemm = [&](const GemmArgs& args, Stream& /*stream*/) { gemms.push_back(args); };
   ExecutorOptions recording = options;
   recording.layer_kernels = &kernels;
-  std::vector<GemmArgs> gemms;
-  recorded_gemms = &gemms;
   simulate(programs, layout, model, state, recording);
-  recorded_gemms = nullptr;
   return gemms;
 }
 

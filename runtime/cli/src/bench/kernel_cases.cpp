@@ -38,7 +38,7 @@ struct Operands {
 };
 
 template <typename Args>
-using Kernel = void (*KernelTable::*)(const Args&, Stream&);
+using Kernel = KernelFunction<Args> KernelTable::*;
 
 /// A call of a kernel whose bytes are given, of which `written` as in PreparedKernel.
 template <typename Args>
@@ -51,11 +51,10 @@ PreparedKernel call_of(const Operands& o, Kernel<Args> kernel, const Args& args,
 /// A call of a kernel of layers, whose bytes are those that the lab counts in a step.
 template <typename Args>
 PreparedKernel counted_call(const Operands& o, Kernel<Args> kernel, const Args& args) {
-  static const KernelTable recording = recording_kernels();
-  std::vector<KernelCall> calls;
-  const KernelRecording until_the_end(calls);
+  double bytes = 0.0;
+  const KernelTable recording = recording_kernels([&](const KernelCall& c) { bytes = c.bytes; });
   (recording.*kernel)(args, o.lab.stream());
-  return call_of(o, kernel, args, calls.back().bytes);
+  return call_of(o, kernel, args, bytes);
 }
 
 /// Makes a kernel's operands on a lab's device.

@@ -41,6 +41,12 @@ class Layer {
   /// train, such as keys and values of a text that is continued: TapeOptions::kept, in the run's
   /// precision. Their content is the layer's affair; at first it is undefined.
   virtual std::int64_t kept_numel() const { return 0; }
+  /// The shape of what the layer's next pass returns, where one over the whole batch returns
+  /// `whole`. A pass of a schedule that does not train may be over a part of the batch, such as the
+  /// next token of a text whose beginning is in what the layer keeps. Messages between the stages
+  /// of a pipeline have this shape: sender and receiver ask for it, each its own model, and must
+  /// come to the same.
+  virtual Shape pass_shape(const Shape& whole) const { return whole; }
 
   /// `parameters`: this layer's own in order of declaration, then the tied ones. The first layer's
   /// input is the batch's, in the run's precision if its numbers are floating-point; no gradient

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,17 +37,8 @@ std::vector<KernelCall> cpu_kernels_of(const KernelCall& call);
 /// KernelCall::bytes.
 double gemm_epilogue_bytes(const GemmArgs& args);
 
-/// While it lives, recording_kernels() on this thread append to a list.
-class KernelRecording {
- public:
-  explicit KernelRecording(std::vector<KernelCall>& calls);
-  ~KernelRecording();
-  KernelRecording(const KernelRecording&) = delete;
-  KernelRecording& operator=(const KernelRecording&) = delete;
-};
-
-/// The sim device's kernels, which note what they are called for.
-KernelTable recording_kernels();
+/// The sim device's kernels; those of passes hand `take` each call.
+KernelTable recording_kernels(std::function<void(KernelCall)> take);
 
 /// By action of the schedule: its kernels, as the device that `options` name would run it. Those of
 /// passes are recorded. A norm, cast, copy or update is one that moves its operands once
