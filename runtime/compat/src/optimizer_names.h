@@ -8,7 +8,7 @@ namespace tessera::compat {
 /// returned as it is. Throws Error{kConfig} for an optimizer that does not exist here, naming the
 /// nearest that does.
 std::string optimizer_name(const std::string& theirs);
-/// What is different from the optimizer of that name; "" if nothing is.
+/// Says what is different from the optimizer of that name; "" if nothing is.
 std::string optimizer_note(const std::string& theirs);
 
 }  // namespace tessera::compat
