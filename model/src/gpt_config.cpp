@@ -226,8 +226,7 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
 
 void require_writes_text(const GptConfig& config) {
   require(config.labels.empty(), ErrorCode::kConfig,
-          "the model classifies sequences and writes no text; ask it for labels: tessera evaluate "
-          "--task classification");
+          "the model classifies sequences and writes no text; ask it for labels: tessera evaluate");
 }
 
 std::string_view embedding_name(const GptConfig& config) {
