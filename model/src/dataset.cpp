@@ -92,6 +92,10 @@ TokenDataset::Source TokenDataset::open(const DatasetOptions& options) {
   check_options(options);
   const std::vector<std::string> examples = data::find_example_files(options);
   if (!examples.empty()) return {.examples = data::open_examples(options, examples)};
+  require(
+      options.labels.empty(), ErrorCode::kConfig, "'", options.path,
+      "' has no labels: a classifier is trained on .jsonl, .parquet or .arrow files of examples "
+      "such as {\"text\": \"...\", \"label\": 0}");
   require(!options.packing, ErrorCode::kConfig, "packing is for examples (.jsonl), and '",
           options.path, "' is a stream of tokens, whose samples are full");
   return {.stream = std::make_shared<const data::TokenStream>(options)};

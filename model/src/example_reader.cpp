@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "example_labels.h"
 #include "tessera/core/error.h"
 
 namespace tessera::data {
@@ -48,7 +49,9 @@ void check_messages(const ordered_json& messages, const char* key) {
 }  // namespace
 
 ExampleReader::ExampleReader(const DatasetOptions& options, const ordered_json& first)
-    : options_(options), kind_(kind_of(first)), end_(options.end_token) {
+    : options_(options),
+      kind_(options.labels.empty() ? kind_of(first) : kTexts),
+      end_(options.end_token) {
   if (options_.tokenizer && !end_) end_ = options_.tokenizer->end_of_text();
   if (!is_chat()) return;
   require(options_.chat_template.has_value(), ErrorCode::kConfig,
@@ -61,6 +64,7 @@ bool ExampleReader::is_chat() const { return kind_ == kMessages || kind_ == kMes
 
 std::vector<NamedText> ExampleReader::identity() const {
   std::vector<NamedText> all;
+  if (is_labelled()) all.push_back({"labels", nlohmann::json(options_.labels).dump()});
   if (chat_template_) all.push_back({"chat template", "hash " + chat_template_->identity()});
   if (options_.tokenizer) {
     all.push_back({"tokenizer", "hash " + options_.tokenizer->identity()});
@@ -69,6 +73,7 @@ std::vector<NamedText> ExampleReader::identity() const {
 }
 
 Example ExampleReader::read(const ordered_json& object) const {
+  if (is_labelled()) return read_labelled(object);
   const std::string kind = kind_of(object);
   require(kind == kind_, ErrorCode::kConfig, "has ", kind, ", and those before it have ", kind_);
   return cut(is_chat() ? read_chat(object) : read_text(object));
@@ -100,6 +105,36 @@ Example ExampleReader::read_text(const ordered_json& object) const {
     example.tokens.push_back(*end_);
   }
   example.targets.emplace_back(prompt_tokens, example.tokens.size());
+  return example;
+}
+
+/// The label follows the text's tokens, as a target that the last of them predicts.
+Example ExampleReader::read_labelled(const ordered_json& object) const {
+  const std::int32_t label = class_of(object, options_.labels);
+  const std::string text = labelled_text(object);
+  Example example;
+  std::size_t behind = 0;  // tokens that the tokenizer puts behind a text
+  try {
+    example.tokens = encode(text, options_.tokenizer, true);
+    const auto most = static_cast<std::size_t>(options_.sequence_length);
+    example.truncated = example.tokens.size() > most;
+    if (example.truncated && options_.tokenizer) {
+      const std::vector<std::int32_t> own = options_.tokenizer->encode(text, false);
+      const auto found = std::ranges::search(example.tokens, own);
+      if (!found.empty()) behind = static_cast<std::size_t>(example.tokens.end() - found.end());
+      behind = std::min(behind, most);
+    }
+    if (example.truncated) {
+      const auto from = example.tokens.begin();
+      example.tokens.erase(from + static_cast<std::ptrdiff_t>(most - behind),
+                           example.tokens.end() - static_cast<std::ptrdiff_t>(behind));
+    }
+  } catch (const Error& error) {
+    fail(ErrorCode::kConfig, "cannot be tokenised: ", error.what());
+  }
+  const auto size = static_cast<std::int32_t>(example.tokens.size());
+  example.tokens.push_back(label);
+  if (size > 0) example.targets.emplace_back(size, size + 1);
   return example;
 }
 

@@ -22,8 +22,9 @@ struct Example {
 
 /// Makes tokens of an object: of {"prompt": ..., "completion": ...} the completion's are targets,
 /// of {"text": ...} all, of {"messages": [...]} those that assistants have written: as TRL's
-/// SFTTrainer takes them. Texts end with the end-of-text token, chats with what their template ends
-/// with. Immutable; safe to use from any thread.
+/// SFTTrainer takes them. With DatasetOptions::labels the label is the one target, as if it were
+/// the token behind the text. Texts end with the end-of-text token, chats with what their template
+/// ends with. Immutable; safe to use from any thread.
 class ExampleReader {
  public:
   /// For examples of the kind that `first` is. Throws Error{kConfig} if it is of none, and whatever
@@ -34,13 +35,17 @@ class ExampleReader {
   Example read(const nlohmann::ordered_json& object) const;
 
   /// Put behind each example that does not end with it.
-  std::optional<std::int32_t> end_token() const { return is_chat() ? std::nullopt : end_; }
+  std::optional<std::int32_t> end_token() const {
+    return is_chat() || is_labelled() ? std::nullopt : end_;
+  }
   /// The hashes of tokenizer and chat template, as far as they decide what tokens examples have.
   std::vector<NamedText> identity() const;
 
  private:
   bool is_chat() const;
+  bool is_labelled() const { return !options_.labels.empty(); }
   Example read_text(const nlohmann::ordered_json& object) const;
+  Example read_labelled(const nlohmann::ordered_json& object) const;
   Example read_chat(const nlohmann::ordered_json& object) const;
   Example cut(Example example) const;
 

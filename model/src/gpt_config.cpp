@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -157,6 +159,23 @@ RotaryConfig read_rotary(const Words& words, std::string_view prefix) {
   return rotary;
 }
 
+void check_labels(const GptConfig& config) {
+  const std::vector<std::string>& labels = config.labels;
+  if (labels.empty()) return;
+  require(labels.size() > 1, ErrorCode::kConfig, "model: '", labels.front(),
+          "' is the only label; a classifier takes at least two, and regression is not built");
+  require(std::cmp_less_equal(labels.size(), config.vocab_size), ErrorCode::kConfig,
+          "model: ", labels.size(),
+          " labels; a classifier takes at most as many as the vocabulary has tokens, ",
+          config.vocab_size);
+  const std::set<std::string_view> names(labels.begin(), labels.end());
+  require(names.size() == labels.size() && !names.contains(""), ErrorCode::kConfig,
+          "model: a label is empty or there twice; give each class a name of its own");
+  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+          "a tuned prompt is for models that write text; classify with `lora` or ia3 adapters, or "
+          "train the whole model");
+}
+
 void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
   const double channels = static_cast<double>(config.head_width_used()) * rotary.share;
   const auto rotated = static_cast<std::int64_t>(channels);
@@ -205,6 +224,11 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
 
 }  // namespace
 
+void require_writes_text(const GptConfig& config) {
+  require(config.labels.empty(), ErrorCode::kConfig,
+          "the model classifies sequences and writes no text; ask it for labels: tessera evaluate");
+}
+
 std::string_view embedding_name(const GptConfig& config) {
   return config.family == GptFamily::kGpt2 ? "wte.weight" : "embed_tokens.weight";
 }
@@ -219,6 +243,7 @@ void check(const GptConfig& config) {
           "; change one of them");
   require(config.dropout >= 0.0F && config.dropout < 1.0F, ErrorCode::kConfig,
           "model: dropout must be in [0, 1), got ", config.dropout);
+  check_labels(config);
   require(config.base_format == WeightFormat::kNone || config.adapter.is_set(), ErrorCode::kConfig,
           "a base in ", to_string(config.base_format),
           " stays as it is: give adapters to train: `adapter`");
@@ -261,6 +286,7 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"dropout", exactly(config.dropout)});
   words.push_back({"tie_embedding", config.tie_embedding ? "true" : "false"});
+  if (!config.labels.empty()) words.push_back({"labels", nlohmann::json(config.labels).dump()});
   if (config.adapter.is_set()) {
     words.push_back({"adapter", to_adapter_json(config.adapter, config)});
   }
@@ -295,6 +321,13 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   for (const auto& [name, size] : kSizes) config.*size = words.number<std::int64_t>(name);
   config.dropout = words.number<float>("dropout");
   config.tie_embedding = words.text("tie_embedding") == "true";
+  if (const std::string* const labels = words.find("labels")) {
+    const auto list = nlohmann::json::parse(*labels, nullptr, false);
+    const auto is_text = [](const nlohmann::json& label) { return label.is_string(); };
+    require(list.is_array() && std::ranges::all_of(list, is_text), ErrorCode::kConfig, "labels ",
+            *labels, " of the model's configuration are no list of texts");
+    config.labels = list.get<std::vector<std::string>>();
+  }
   if (const std::string* const adapter = words.find("adapter")) {
     config.adapter = parse_adapter_json(*adapter, "the model's configuration", config);
   }

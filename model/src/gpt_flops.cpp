@@ -12,7 +12,8 @@ double gpt_flops_per_token(const GptConfig& config) {
   const double mlp_matrices = config.family == GptFamily::kGpt2 ? 2.0 : 3.0;
   const double block_matrices =
       (2.0 * queries + 2.0 * keys) * width + mlp_matrices * number(config.mlp_width_used()) * width;
-  const double head_matrix = number(config.vocab_size) * width;
+  const std::int64_t rows = config.labels.empty() ? config.vocab_size : std::ssize(config.labels);
+  const double head_matrix = number(rows) * width;
   double attention = 0.0;  // twice the mean number of positions that a query attends to
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     const double length = number(config.context_length);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "frozen_layer.h"
+#include "gpt_config.h"
 #include "gpt_layers.h"
 #include "tessera/core/error.h"
 
@@ -89,6 +90,7 @@ GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window, Cache
       cache_(cache),
       prompt_(config.adapter.prompt_tokens()),
       tokens_of_pass_(window) {
+  require_writes_text(config);
   const std::int64_t most = config.context_length - prompt_;
   require(window >= 1 && window <= most, ErrorCode::kInvalidArgument, "a window of ", window,
           " tokens; this model takes between 1 and ", most);

@@ -106,7 +106,7 @@ Value logits_of(Tape& tape, const Value& x, const Parameter& weight, float soft_
   return tape.output(std::move(logits), nullptr);
 }
 
-/// The last norm, and the losses of the next tokens.
+/// The last norm, and the losses of the next tokens, or of a sequence's class.
 class Head : public Layer {
  public:
   explicit Head(const GptConfig& config)
@@ -114,14 +114,17 @@ class Head : public Layer {
         rms_(!is_gpt2(config)),
         epsilon_(config.norm_epsilon),
         norm_offset_(family_of(config).norm_offset),
-        soft_cap_(static_cast<float>(config.logit_cap)) {
+        soft_cap_(config.labels.empty() ? static_cast<float>(config.logit_cap) : 0.0F) {
     if (rms_) {
       parameters_ = {vector("norm.weight", config.width, 1.0F - norm_offset_)};
     } else {
       parameters_ = {vector("ln_f.weight", config.width, 1.0F),
                      vector("ln_f.bias", config.width, 0.0F)};
     }
-    if (config.tie_embedding) {
+    if (!config.labels.empty()) {
+      parameters_.push_back(matrix(std::string(kScoreParameter), std::ssize(config.labels),
+                                   config.width, kInitialStddev));
+    } else if (config.tie_embedding) {
       tied_parameters_ = {std::string(embedding_name(config))};
     } else {
       parameters_.push_back(vocabulary_matrix("lm_head.weight", config));

@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "gpt_config.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 
@@ -31,6 +32,7 @@ GptSampler::GptSampler(const GptConfig& config, const ReadParameter& read,
       stream_(device_->create_stream({.name = "sampler", .threads = options.threads})) {
   require(is_compute_dtype(options.dtype), ErrorCode::kInvalidArgument,
           "a GPT computes in fp32, bf16 or fp16, not ", to_string(options.dtype));
+  require_writes_text(config);
   load(read);
 }
 

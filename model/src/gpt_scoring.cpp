@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "frozen_layer.h"
+#include "gpt_config.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -26,6 +27,7 @@ class GptScoring::LossHead : public gpt::FrozenLayer {
 
 GptScoring::GptScoring(const GptConfig& config, std::int64_t window)
     : model_(make_gpt(config)), vocab_size_(config.vocab_size), window_(window) {
+  require_writes_text(config);
   const std::int64_t most = config.context_length - config.adapter.prompt_tokens();
   require(window >= 1 && window <= most, ErrorCode::kInvalidArgument, "a window of ", window,
           " tokens; this model takes between 1 and ", most);

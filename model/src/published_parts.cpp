@@ -44,8 +44,12 @@ std::vector<PublishedPart> published_parts(const GptConfig& config, const std::s
   return {{parameter, 0, rows}};
 }
 
+bool is_of_head(std::string_view name) {
+  return name.starts_with("lm_head.") || name == "score" || name.starts_with("score.");
+}
+
 std::string published_name(const GptConfig& config, const std::string& name) {
-  return name.starts_with("lm_head.") ? name : std::string(family_of(config).prefix) + name;
+  return is_of_head(name) ? name : std::string(family_of(config).prefix) + name;
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/model/gpt.h"
@@ -20,6 +21,8 @@ struct PublishedPart {
 std::vector<PublishedPart> published_parts(const GptConfig& config, const std::string& parameter,
                                            std::int64_t rows);
 
+/// Whether a parameter or module is the head's, whose name has no prefix.
+bool is_of_head(std::string_view name);
 /// The name with the family's prefix; the head has none.
 std::string published_name(const GptConfig& config, const std::string& name);
 

@@ -137,8 +137,8 @@ TEST_F(Families, WhatAFolderAsksForAndIsNotBuiltIsNamed) {
   EXPECT_THAT(refused("llama", "model_type", "gemma"),
               HasSubstr("what can be read is gpt2, llama, mistral, qwen2, qwen3, phi3, gemma2, "
                         "gemma3_text"));
-  EXPECT_THAT(refused("llama", "architectures", {"LlamaForSequenceClassification"}),
-              HasSubstr("only LlamaForCausalLM can be read"));
+  EXPECT_THAT(refused("llama", "architectures", {"LlamaForTokenClassification"}),
+              HasSubstr("only LlamaForCausalLM and LlamaForSequenceClassification can be read"));
   EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "ntk"}, {"factor", 4.0}}),
               HasSubstr("rope_parameters.rope_type is \"ntk\""));
   EXPECT_THAT(refused("llama3", "rope_parameters", {{"rope_type", "llama3"}, {"mrope", 4.0}}),

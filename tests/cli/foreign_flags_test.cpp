@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using test::ProgramResult;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -84,6 +85,9 @@ TEST_F(ForeignFlags, WithACounterpartTheyWork) {
       {{"--max_grad_norm", "0.5"}, "clip_norm", 0.5},
       {{"--adam_beta2", "0.5"}, "beta2", 0.5},
       {{"--optim", "lion_32bit"}, "optimizer", "lion"},
+      {{"--optim", "adamw_torch_fused"}, "optimizer", "adamw"},
+      {{"--optim", "adamw_bnb_8bit"}, "optimizer", "adamw8bit"},
+      {{"--optim", "paged_adamw_32bit"}, "optimizer", "adamw"},
       {{"--lr-group", "*.bias=2"}, "learning_rate_groups", "*.bias=2"},
       {{"--bf16"}, "precision", "bf16"},
       {{"--bf16", "False"}, "precision", "fp32"},
@@ -138,6 +142,81 @@ TEST_F(ForeignFlags, WithoutEffectTheyAreTakenWithANote) {
     EXPECT_THAT(result.err, HasSubstr(" has no effect: ")) << flag.front();
   }
   EXPECT_THAT(error_of(train({"--use_fsdp", "x", "y"})), HasSubstr("unexpected argument 'y'"));
+}
+
+/// All names of transformers 5.24's OptimizerNames, and those that version 4 had besides.
+TEST_F(ForeignFlags, EveryOptimizerOfTheTrainerIsOneHereOrIsRefusedByName) {
+  constexpr const char* kTaken[] = {
+      "adamw_torch",       "adamw_torch_fused", "adamw_torch_xla",  "adamw_torch_npu_fused",
+      "adamw_apex_fused",  "adamw_hf",          "adamw_torch_8bit", "sgd",
+      "adamw_bnb_8bit",    "adamw_8bit",        "lion_8bit",        "lion_32bit",
+      "paged_adamw_32bit", "paged_adamw_8bit",  "paged_lion_32bit", "paged_lion_8bit"};
+  constexpr const char* kRefused[] = {"adafactor",
+                                      "adamw_anyprecision",
+                                      "adamw_torch_4bit",
+                                      "ademamix",
+                                      "adagrad",
+                                      "ademamix_8bit",
+                                      "rmsprop",
+                                      "paged_ademamix_32bit",
+                                      "rmsprop_bnb",
+                                      "paged_ademamix_8bit",
+                                      "rmsprop_bnb_8bit",
+                                      "rmsprop_bnb_32bit",
+                                      "galore_adamw",
+                                      "galore_adamw_8bit",
+                                      "galore_adafactor",
+                                      "galore_adamw_layerwise",
+                                      "lomo",
+                                      "galore_adamw_8bit_layerwise",
+                                      "adalomo",
+                                      "galore_adafactor_layerwise",
+                                      "grokadamw",
+                                      "schedule_free_radam",
+                                      "schedule_free_sgd",
+                                      "schedule_free_adamw",
+                                      "apollo_adamw",
+                                      "apollo_adamw_layerwise",
+                                      "stable_adamw"};
+  const auto alias = std::ranges::find(aliases(), "--optim", &Alias::theirs);
+  ASSERT_NE(alias, aliases().end());
+  for (const char* const name : kTaken) {
+    EXPECT_THAT(alias->value(name), AnyOf("adamw", "adamw8bit", "adamw_8bit", "lion", "sgd"));
+    const bool differs = std::string_view(name).starts_with("paged_") ||
+                         std::string_view(name) == "lion_8bit" ||
+                         std::string_view(name) == "adamw_torch_8bit";
+    EXPECT_EQ(alias->note(name).empty(), !differs) << name;
+  }
+  for (const char* const name : kRefused) {
+    try {
+      alias->value(name);
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(concat("there is no optimizer '", name, "'")),
+                                      HasSubstr("; the nearest is ")));
+    }
+  }
+}
+
+TEST_F(ForeignFlags, AnOptimizerThatDiffersIsTakenWithANote) {
+  const std::vector<std::string> words{"plan", "--no-default-config", "--format", "summary"};
+  const auto with = [&](std::initializer_list<std::string> more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more);
+    return run(all);
+  };
+  const ProgramResult flag = with({"--optim", "paged_adamw_8bit"});
+  EXPECT_EQ(flag.exit_code, 0) << flag.err;
+  EXPECT_THAT(flag.err,
+              HasSubstr("note: 'paged_adamw_8bit' is --optimizer adamw8bit: its state is"));
+  std::ofstream(path("optim.yaml")) << "ranks: 1\noptim: lion_8bit\n";
+  const ProgramResult file = with({"--config", path("optim.yaml")});
+  EXPECT_EQ(file.exit_code, 0) << file.err;
+  EXPECT_THAT(file.err, HasSubstr("'lion_8bit' is --optimizer lion: the momentum has 32 bits"));
+  std::ofstream(path("optim.yaml")) << "ranks: 1\noptim: adafactor\n";
+  EXPECT_THAT(
+      error_of(with({"--config", path("optim.yaml")})),
+      AllOf(HasSubstr("optim.yaml:2: "), HasSubstr("'optim': there is no optimizer 'adafactor'")));
 }
 
 TEST_F(ForeignFlags, TrainsWithThem) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "adapter/adapter_kind.h"
+#include "pretrained/config_reader.h"
 #include "strict_json.h"
 #include "tessera/core/error.h"
 
@@ -121,12 +122,18 @@ std::string to_adapter_json(const AdapterConfig& adapter, const GptConfig& confi
                             const std::string& base, int indent) {
   const Kind& kind = adapter::row_of(adapter);
   json object = kind.write(adapter, config);
+  std::vector<std::string> saved = adapter.saved_modules;
+  const bool classifies = !config.labels.empty();
+  if (classifies && std::ranges::find(saved, "score") == saved.end()) {
+    saved.emplace_back("score");
+    std::ranges::sort(saved);
+  }
   object.update(json{{"base_model_name_or_path", base.empty() ? json() : json(base)},
                      {"inference_mode", true},
-                     {"modules_to_save", adapter::list_or_null(adapter.saved_modules)},
+                     {"modules_to_save", adapter::list_or_null(saved)},
                      {"peft_type", kind.shown.peft_type},
                      {"revision", nullptr},
-                     {"task_type", "CAUSAL_LM"}});
+                     {"task_type", classifies ? "SEQ_CLS" : "CAUSAL_LM"}});
   return object.dump(indent);
 }
 
@@ -135,14 +142,26 @@ AdapterConfig parse_adapter_json(std::string_view text, const std::string& path,
   const json object = data::parse_strict_json(text, path);
   const JsonReader reader(object, path);
   const Kind& kind = kind_named(reader, path);
-  for (const char* const key : {"auto_mapping", "base_model_name_or_path", "inference_mode",
-                                "peft_version", "revision", "task_type"}) {
+  for (const char* const key :
+       {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}) {
     static_cast<void>(reader.value(key));
   }
+  const bool classifies = reader.value("task_type") == "SEQ_CLS";
+  require(!classifies || !config.labels.empty(), ErrorCode::kConfig, "'", path,
+          "': task_type is \"SEQ_CLS\", an adapter of a classifier, and the model has no labels; "
+          "give them by `labels`");
+  require(classifies || config.labels.empty() || reader.value("task_type").is_null(),
+          ErrorCode::kConfig, "'", path, "': task_type is ",
+          pretrained::shown(reader.value("task_type")),
+          ", and the model classifies sequences, for which it is \"SEQ_CLS\"");
   AdapterConfig adapter;
   kind.read(reader, config, adapter);
   adapter.saved_modules = reader.names("modules_to_save");
   reader.finish(kind.shown.name, kind.ignored, kind.refused);
+  // Those that the task type saves by itself.
+  std::erase_if(adapter.saved_modules, [&](const std::string& module) {
+    return classifies && (module == "classifier" || module == "score");
+  });
   sort_lists(adapter);
   kind.check(adapter, config);
   return adapter;

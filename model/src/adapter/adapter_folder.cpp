@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "adapter/adapter_kind.h"
+#include "gpt_config.h"
 #include "pretrained/stored_gpt.h"
 #include "published_parts.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
+#include "tessera/model/classification.h"
 
 namespace tessera {
 namespace {
@@ -37,6 +39,7 @@ std::shared_ptr<PretrainedGpt::Files> copy_of_base(const PretrainedGpt& base,
   files->config = from.config;
   for (const InputFile& file : from.files) files->files.emplace_back(file.path());
   files->places = from.places;
+  files->fresh = from.fresh;
   files->stored_format = from.stored_format;
   pretrained::keep_stored_format(*files);
   return files;
@@ -156,6 +159,7 @@ void add_weights(PretrainedGpt::Files& files, const std::string& path) {
   for (const AdapterTensor& tensor : wanted) files.places.erase(tensor.parameter);
   for (const ParameterSpec& spec : pretrained::parameters_of(files.config)) {
     if (spec.trainable) files.places[spec.name] = {.shape = spec.shape};
+    if (spec.trainable) files.fresh.erase(spec.name);
   }
   for (const AdapterTensor& tensor : wanted) {
     files.places[tensor.parameter].parts.push_back(pretrained::found_part(
@@ -168,6 +172,22 @@ void add_fresh(PretrainedGpt::Files& files) {
   for (const ParameterSpec& spec : pretrained::parameters_of(files.config)) {
     if (!files.places.contains(spec.name)) files.fresh.insert(spec.name);
   }
+}
+
+/// The base of an adapter that classifies. A base that writes text gets as many labels, which have
+/// no names, as the adapter's head has rows.
+PretrainedGpt with_labels_of(const PretrainedGpt& base, const std::string& config,
+                             const std::string& path) {
+  const auto object = nlohmann::json::parse(config, nullptr, false);
+  const bool classifies =
+      object.is_object() && object.contains("task_type") && object.at("task_type") == "SEQ_CLS";
+  if (!classifies || !base.config().labels.empty() || !has_adapter_weights(path)) return base;
+  const InputFile file((fs::path(path) / kWeightsFile).string());
+  for (const SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
+    const bool is_head = entry.name.ends_with(kScoreParameter) && entry.shape.rank() == 2;
+    if (is_head) return with_labels(base, numbered_labels(entry.shape[0]));
+  }
+  return base;
 }
 
 fs::path config_path(const std::string& path) {
@@ -196,7 +216,7 @@ bool has_adapter_weights(const std::string& path) {
   return fs::is_directory(path, error) && fs::exists(fs::path(path) / kWeightsFile, error);
 }
 
-PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
+PretrainedGpt open_adapter(const PretrainedGpt& given, const std::string& path) {
   const fs::path config_file = config_path(path);
   std::error_code error;
   require(fs::exists(config_file, error), ErrorCode::kNotFound, "'", config_file.string(),
@@ -206,6 +226,7 @@ PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path) {
   std::ostringstream text;
   text << in.rdbuf();
   require(static_cast<bool>(in), ErrorCode::kIo, "cannot read '", config_file.string(), "'");
+  const PretrainedGpt base = with_labels_of(given, text.str(), path);
   const AdapterConfig adapter = parse_adapter_json(text.str(), config_file.string(), base.config());
   if (!has_adapter_weights(path)) return with_adapter(base, adapter);
   auto files = copy_of_base(base, base.files());

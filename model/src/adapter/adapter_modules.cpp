@@ -7,6 +7,7 @@
 
 #include "adapter/adapter_kind.h"
 #include "adapter/path_pattern.h"
+#include "gpt_config.h"
 #include "published_parts.h"
 #include "tessera/core/error.h"
 
@@ -107,6 +108,8 @@ std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const Parame
 }
 
 bool is_saved(const GptConfig& config, const std::string& parameter) {
+  // PEFT's task type SEQ_CLS saves it, whatever modules_to_save says.
+  if (parameter == kScoreParameter) return true;
   const auto saves = [&](const PublishedPart& part) {
     const std::string path = published_name(config, module_of(part.name));
     return std::ranges::any_of(config.adapter.saved_modules,

@@ -9,6 +9,7 @@
 #include "pretrained/hugging_face_config.h"
 #include "pretrained/quantization_config.h"
 #include "pretrained/quantized_part.h"
+#include "pretrained/sequence_labels.h"
 #include "pretrained/stored_gpt.h"
 #include "published_parts.h"
 #include "strict_json.h"
@@ -36,7 +37,7 @@ constexpr const char* kDownloadAgain = "; download or write all of the folder's 
 
 /// Names in the folder; the head has no prefix.
 std::string stored_name(const std::string& name, std::string_view prefix) {
-  return name.starts_with("lm_head.") ? name : std::string(prefix) + name;
+  return is_of_head(name) ? name : std::string(prefix) + name;
 }
 
 /// Causal masks and rotary frequencies, which old files have as tensors.
@@ -240,7 +241,8 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   const bool prefixed = std::ranges::any_of(
       tensors, [&](const auto& entry) { return entry.first.starts_with(family.prefix); });
   // Files may have either name of a matrix that is both.
-  const bool only_head = model->config.tie_embedding && tensors.contains(kHead) &&
+  const bool is_tied = model->config.tie_embedding && model->config.labels.empty();
+  const bool only_head = is_tied && tensors.contains(kHead) &&
                          !tensors.contains(stored_name(embedding, prefixed ? family.prefix : ""));
   const std::string_view prefix = prefixed ? family.prefix : "";
   // Before a config.json of a million layers takes memory.
@@ -265,17 +267,18 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
     }
     model->places[spec.name] = std::move(place);
   }
-  if (model->config.tie_embedding && !only_head) {
+  if (is_tied && !only_head) {
     check_tied_head(tensors, stored_name(embedding, prefix), model->files, root);
     used.insert(kHead);
   }
+  const std::string architecture = pretrained::architecture_of(model->config);
   for (const auto& [name, tensor] : tensors) {
     require(used.contains(name) || is_buffer(name), ErrorCode::kConfig, "'",
             model->files[tensor.file].path(), "' has the tensor '", name, "', which a ",
-            family.architecture,
+            architecture,
             " of this config.json does not have; to leave it out, load and save the model with "
             "transformers' ",
-            family.architecture);
+            architecture);
   }
   model->format = concat("a Hugging Face folder: ", count, " tensors,");
   for (const std::string& dtype : dtypes) model->format += " " + dtype;

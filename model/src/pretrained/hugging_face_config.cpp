@@ -10,6 +10,7 @@
 #include "pretrained/config_reader.h"
 #include "pretrained/llama_config.h"
 #include "pretrained/quantization_config.h"
+#include "pretrained/sequence_labels.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_family.h"
 
@@ -82,16 +83,19 @@ GptConfig read_config(const ConfigReader& reader, const std::string& path) {
           "; what can be read is ", known);
   const json architectures = reader.value("architectures", nullptr);
   const auto is_known = [&](const json& name) {
-    return name == std::string(family->architecture) || name == std::string(family->base_class);
+    return name == std::string(family->architecture) || name == std::string(family->base_class) ||
+           name == classifier_of(*family);
   };
   require(architectures.is_null() ||
               (architectures.is_array() && std::ranges::any_of(architectures, is_known)),
           ErrorCode::kConfig, "'", path, "': architectures is ", shown(architectures),
-          "; of this model_type only ", family->architecture, " can be read");
+          "; of this model_type only ", family->architecture, " and ", classifier_of(*family),
+          " can be read");
   read_quantization(reader);  // refuses what cannot be read
   reader.require_value("per_layer_config", {nullptr});
   GptConfig config =
       family->family == GptFamily::kGpt2 ? read_gpt2(reader) : read_llama_config(reader, *family);
+  config.labels = read_labels(reader, *family);
   try {
     check(config);
   } catch (const Error& error) {
@@ -173,6 +177,7 @@ bool is_same_model(const GptConfig& a, const GptConfig& b) {
   if (period(a) == period(b)) same.window_period = b.window_period;
   same.dropout = b.dropout;
   same.adapter = b.adapter;
+  same.labels = b.labels;  // which have keys of their own
   same.base_format = b.base_format;
   same.unquantized = b.unquantized;
   return same == b;
@@ -195,6 +200,7 @@ std::string hugging_face_config(const GptConfig& config, WeightFormat format,
   const json end = end_token ? json(*end_token) : json();
   file["bos_token_id"] = end;
   file["eos_token_id"] = end;
+  write_labels(file, config);
   if (format != WeightFormat::kNone) file[kQuantization] = quantization_json(format, config);
   return file.dump(2) + "\n";
 }
@@ -204,7 +210,9 @@ std::string adapted_config(const std::string& source, const GptConfig& config,
   const ConfigReader reader("config.json", source);
   auto file = nlohmann::ordered_json::parse(source);
   const nlohmann::ordered_json before = file;
-  if (!is_same_model(parse_hugging_face_config(source, "config.json"), config)) {
+  const GptConfig of_source = parse_hugging_face_config(source, "config.json");
+  if (of_source.labels != config.labels) write_labels(file, config);
+  if (!is_same_model(of_source, config)) {
     // Ours has either the first, or rope_theta and rope_scaling.
     for (const char* const key : {"rope_parameters", "rope_theta", "rope_scaling"}) file.erase(key);
     const nlohmann::ordered_json own = own_config(config);

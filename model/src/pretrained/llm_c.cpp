@@ -118,6 +118,9 @@ PretrainedWriter write_llm_c(const std::string& path, const GptConfig& config, D
           "; write a Hugging Face folder");
   require(!config.adapter.is_set(), ErrorCode::kConfig,
           "llm.c's model files have no adapters; write a Hugging Face folder of them");
+  require(
+      config.labels.empty(), ErrorCode::kConfig,
+      "llm.c's models write text, and this one classifies sequences; write a Hugging Face folder");
   require(config.tie_embedding, ErrorCode::kConfig,
           "llm.c's models have no head of their own: its matrix is the token embedding");
   require(dtype == DType::kFloat32 || dtype == DType::kBFloat16, ErrorCode::kInvalidArgument,

@@ -56,7 +56,8 @@ namespace {
 /// Null: those that transformers leaves out by itself, which are the head's.
 nlohmann::ordered_json skipped_modules(const GptConfig& config) {
   if (config.unquantized.empty()) return nullptr;
-  nlohmann::ordered_json modules{"lm_head"};
+  nlohmann::ordered_json modules = nlohmann::ordered_json::array();
+  modules.push_back(config.labels.empty() ? "lm_head" : "score");
   for (const std::string& parameter : config.unquantized) {
     for (const PublishedPart& part : published_parts(config, parameter, 0)) {
       const std::string name = published_name(config, part.name);

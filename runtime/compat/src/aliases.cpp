@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "optimizer_names.h"
 #include "scalar.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/setting.h"
@@ -92,13 +93,6 @@ std::string trainer_fsdp(const std::string& text) {
 std::string learning_rate_schedule(const std::string& text) {
   return translated(text, std::array{Pair{"constant_with_warmup", "constant"},
                                      Pair{"warmup_stable_decay", "wsd"}});
-}
-
-/// Transformers' names; those of 8 bits are spellings that --optimizer has.
-std::string optimizer_name(const std::string& text) {
-  return translated(text,
-                    std::array{Pair{"adamw_torch", "adamw"}, Pair{"adamw_torch_fused", "adamw"},
-                               Pair{"adamw_hf", "adamw"}});
 }
 
 std::string wrap_policy(const std::string& text) {
@@ -222,7 +216,7 @@ constexpr Alias kAliases[] = {
     {"--early-stopping-threshold", "--min-improvement"},
 
     // The optimizer.
-    {"--optim", "--optimizer", optimizer_name},
+    {"--optim", "--optimizer", compat::optimizer_name, false, compat::optimizer_note},
     {"--lr-group", "--learning-rate-groups"},
     {"--lr", "--learning-rate"},
     {"--min-lr", "--minimum-learning-rate"},

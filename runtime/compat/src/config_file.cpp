@@ -27,9 +27,10 @@ std::string unknown_key(const std::string& nearest) {
 struct OwnKey {
   std::string setting;
   nlohmann::ordered_json value;
+  std::string difference{};  ///< see Alias::note
 };
 std::optional<OwnKey> own_key(const compat::Node::Member& member,
-                              const std::set<std::string>& known) {
+                              const std::set<std::string>& known, const std::string& where) {
   if (member.value.kind != compat::Node::Kind::kScalar || member.value.is_null()) return {};
   const std::string flag = flag_name(setting_name(member.key));
   const auto alias = std::ranges::find(aliases(), flag, &Alias::theirs);
@@ -37,7 +38,13 @@ std::optional<OwnKey> own_key(const compat::Node::Member& member,
   OwnKey key{.setting = setting_name(alias->ours), .value = member.value.json()};
   if (alias->value != nullptr) {
     const nlohmann::json& scalar = member.value.scalar;
-    key.value = alias->value(scalar.is_string() ? scalar.get<std::string>() : scalar.dump());
+    const std::string theirs = scalar.is_string() ? scalar.get<std::string>() : scalar.dump();
+    try {
+      key.value = alias->value(theirs);
+    } catch (const Error& error) {
+      fail(error.code(), where, "'", member.key, "': ", error.what());
+    }
+    if (alias->note != nullptr) key.difference = alias->note(theirs);
   }
   return key;
 }
@@ -66,7 +73,8 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
     if (of_log && is_of_run_line(member.key)) continue;
     std::string name = setting_name(member.key);
     const std::string where = compat::at_line(document.path, member.line);
-    const std::optional<OwnKey> own = known.contains(name) ? std::nullopt : own_key(member, known);
+    const std::optional<OwnKey> own =
+        known.contains(name) ? std::nullopt : own_key(member, known, where);
     if (own) name = own->setting;
     if (const std::string_view why = without_effect(member);
         !known.contains(name) && !why.empty()) {
@@ -102,7 +110,9 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
                                    .value = member.value.json(),
                                    .outcome = KeyOutcome::kHonoured,
                                    .settings = {{name, own ? own->value : member.value.json()}},
-                                   .note = own ? concat("is ", flag_name(name)) : ""});
+                                   .note = own ? concat("is ", flag_name(name)) : "",
+                                   .difference = own ? own->difference : "",
+                                   .announce = own && !own->difference.empty()});
   }
 }
 

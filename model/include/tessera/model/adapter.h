@@ -14,7 +14,8 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
 /// `base` with the adapters of a folder as PEFT writes it: adapter_config.json, and
 /// adapter_model.safetensors with F32, F16 or BF16. Every tensor of it must belong to a module that
 /// adapter_config.json names, and every such module must be there. `path` may also be an
-/// adapter_config.json alone, or a folder without weights: then as with_adapter. Throws
+/// adapter_config.json alone, or a folder without weights: then as with_adapter. Of an adapter that
+/// classifies (task_type SEQ_CLS) a base without labels gets numbered_labels. Throws
 /// Error{kNotFound, kIo, kConfig}.
 PretrainedGpt open_adapter(const PretrainedGpt& base, const std::string& path);
 /// Whether open_adapter finds weights there.

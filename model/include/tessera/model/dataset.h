@@ -67,6 +67,11 @@ struct DatasetOptions {
   std::optional<Tokenizer> tokenizer{};
   /// Without a tokenizer: why text is not read byte by byte, for an error; "": it is.
   std::string no_text{};
+  /// Not empty: examples are texts to classify, {"text": ..., "label": ...} (or "sentence",
+  /// "labels"), whose labels are these names or their numbers, from 0 on. The one target of an
+  /// example is its label, at its last token; no end token is put behind it. Of longer ones the
+  /// first tokens are taken, and what the tokenizer puts behind a text.
+  std::vector<std::string> labels{};
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
   /// The template of examples that are messages; opened where there are some.

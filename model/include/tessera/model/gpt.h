@@ -77,6 +77,9 @@ struct GptConfig {
   double logit_cap = 0.0;         ///< soft cap of the logits; 0: none
   RotaryConfig rotary{};
   std::optional<RotaryConfig> window_rotary{};  ///< of layers with a window, if not the same
+  /// The classes of sequences that the model tells apart; none: it tells the next token. The head's
+  /// matrix is "score.weight" (classes, width) then, also beside a tied embedding.
+  std::vector<std::string> labels{};
   /// Trained instead of the model's own parameters, in any family.
   AdapterConfig adapter{};
   /// How the matrices of the blocks that adapters leave frozen are stored: those that transformers
@@ -129,8 +132,9 @@ std::vector<std::string> gpt_preset_names();
 /// Inputs and targets are (B, L) int32, L <= context_length; inputs may be (2, B, L) instead,
 /// tokens and for each of them where in its sequence its document begins: then positions begin anew
 /// with each document, and attention stays within it. A target of -1 does not count, nor one of
-/// -100 in what a BatchSource fills. Where nothing is recorded and the batch has no targets, the
-/// head gives logits (B, L, vocab_size) fp32 instead of losses.
+/// -100 in what a BatchSource fills. Of a model with labels the target of a sequence's last token
+/// is its class, and no other counts. Where nothing is recorded and the batch has no targets, the
+/// head gives logits (B, L, vocab_size) fp32 instead of losses, or (B, L, classes).
 Model make_gpt(const GptConfig& config);
 
 /// A configuration in words, as Model::configuration has it, and back. Throws Error{kConfig} if the

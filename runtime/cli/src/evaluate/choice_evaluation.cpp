@@ -130,9 +130,13 @@ std::vector<Setting> choice_settings() {
            .fallback = "loss",
            .help = "loss: of the tokens of --eval-data; multiple-choice: how many questions of it "
                    "the model answers, a .jsonl file of HellaSwag's lines (ctx_a, ctx_b, endings, "
-                   "label) or of {\"question\": ..., \"choices\": [...], \"answer\": 0}",
+                   "label) or of {\"question\": ..., \"choices\": [...], \"answer\": 0}; "
+                   "classification: of a model with labels, accuracy and F1 of the texts of it, "
+                   "lines of {\"text\": ..., \"label\": ...} [loss; classification of a model "
+                   "with labels]",
            .group = "Evaluation",
-           .choices = {"loss", "multiple-choice"}},
+           .choices = {"loss", "multiple-choice", "classification"},
+           .other_spellings = {{"text", "loss"}}},
           {.name = "questions",
            .type = SettingType::kInteger,
            .help = "of --task multiple-choice: take the first so many questions [all]",

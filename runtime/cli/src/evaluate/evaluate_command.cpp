@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "evaluate/choice_evaluation.h"
 #include "evaluate/evaluation_output.h"
+#include "evaluate/label_evaluation.h"
 #include "launch/same_run.h"
 #include "output/json_output.h"
 #include "output/run_report.h"
@@ -46,8 +47,15 @@ int run_evaluate(Config config, const Launcher& launcher) {
   require(config.is_null("questions"), ErrorCode::kConfig,
           "--questions counts those of --task multiple-choice; give --eval-tokens for a loss");
   const GptChoice choice = choose_gpt(config);
-  const Model model = make_model(choice);
+  require(!choice.config.labels.empty() || config.get<std::string>("task") != "classification",
+          ErrorCode::kConfig,
+          "--task classification needs a model or adapter with labels; give --init one that was "
+          "trained with --task classification");
   const TokenDataset data = open_data(config, choice);
+  if (!choice.config.labels.empty()) {
+    return run_classification(std::move(config), launcher, choice, data);
+  }
+  const Model model = make_model(choice);
   const DumpWatch dumps;
   TrainerOptions options = trainer_options(config);
   options.dump_requests = dumps.requests();
@@ -88,7 +96,7 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
                        .choices = {"text", "json"},
                        .must_agree = MustAgree::kNone};
   std::vector<Setting> flags =
-      joined({model_settings(), data_settings(), choice_settings(), {format}});
+      joined({without(model_settings(), "task"), data_settings(), choice_settings(), {format}});
   std::vector<Setting> other;
   for (Setting& setting : trainer_settings()) {
     (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));

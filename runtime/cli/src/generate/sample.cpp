@@ -72,6 +72,14 @@ std::vector<Setting> sample_settings() {
 }
 
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset) {
+  if (!dataset.options().labels.empty()) {
+    require(config.is_null("sample_tokens") || config.get<std::int64_t>("sample_tokens") == 0,
+            ErrorCode::kConfig,
+            "--sample-tokens is for models that write text, and this one tells labels; leave it "
+            "out");
+    config.set_effective("sample_tokens", 0);
+    return 0;
+  }
   const bool has_words = dataset.kind() != DataKind::kTokens || dataset.options().tokenizer;
   if (config.is_null("sample_tokens")) {
     const bool small = parameter_count(model) <= kSmallModel;

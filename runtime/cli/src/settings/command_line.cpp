@@ -124,6 +124,12 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
   for (const std::string& note : take_flags_without_effect(extras)) {
     notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
   }
+  for (const Alias& alias : aliases()) {
+    const CLI::Option* const given = command_->get_option_no_throw(std::string(alias.theirs));
+    if (alias.note == nullptr || given == nullptr || given->count() == 0) continue;
+    const std::string note = alias.note(given->results().front());
+    if (!note.empty()) notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
+  }
   config.set_launch(launch);
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
   config.read_environment(environment, environment_names());

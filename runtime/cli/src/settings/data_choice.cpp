@@ -68,6 +68,7 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
   options.kind = parse_data_kind(config.get<std::string>("data_kind"));
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
+  options.labels = choice.config.labels;
   options.tokenizer = choice.text.tokenizer;
   options.no_text = choice.text.no_text;
   options.end_token = choice.text.end_token;

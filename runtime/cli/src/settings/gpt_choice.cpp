@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "settings/gpt_settings.h"
+#include "settings/label_choice.h"
 #include "settings/model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
@@ -85,6 +86,7 @@ void add_adapters(Config& config, GptChoice& choice) {
     choice.config.adapter = own.adapter;
     choice.config.base_format = own.base_format;
     choice.config.unquantized = own.unquantized;
+    choice.config.labels = own.labels;
   }
   choose_base_format(config, choice.config,
                      choice.pretrained ? choice.pretrained->stored_format() : WeightFormat::kNone);
@@ -181,6 +183,7 @@ GptChoice choose_gpt(Config& config) {
     gpt = choice.pretrained->config();
     preset = preset_of(gpt);
   }
+  choose_labels(config, choice);
   add_adapters(config, choice);
   add_tokenizer(config, choice);
   if (!preset.empty()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "settings/label_choice.h"
 #include "settings/model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter_config.h"
@@ -116,6 +117,7 @@ std::vector<Setting> model_settings() {
                  .help = "tokens per sample [the context length, at most 4096]",
                  .minimum = 1,
                  .maximum = kMaxSize});
+  for (Setting& setting : label_settings()) all.push_back(std::move(setting));
   return in_group("Model", std::move(all));
 }
 

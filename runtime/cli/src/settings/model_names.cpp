@@ -107,6 +107,7 @@ bool has_sizes_of(const GptConfig& a, const GptConfig& b) {
   GptConfig same = a;
   same.dropout = b.dropout;
   same.tie_embedding = b.tie_embedding;
+  same.labels = b.labels;
   return same == b;
 }
 

@@ -15,6 +15,8 @@ struct Alias {
   /// Our value for theirs; null: the same. Throws Error{kConfig}.
   std::string (*value)(const std::string& theirs) = nullptr;
   bool may_be_bare = false;  ///< without a value it is "true"
+  /// How ours differs for that value of theirs; "": it does not. Null: never.
+  std::string (*note)(const std::string& theirs) = nullptr;
 };
 
 /// Where one of theirs stands several times, the first counts whose `ours` the command has.

@@ -1,0 +1,139 @@
+#include "evaluate/label_evaluation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <span>
+#include <utility>
+
+#include "commands.h"
+#include "evaluate/evaluation_output.h"
+#include "launch/same_run.h"
+#include "output/json_output.h"
+#include "output/terminal.h"
+#include "run/data_report.h"
+#include "run/dump_watch.h"
+#include "settings/data_choice.h"
+#include "tessera/core/error.h"
+#include "tessera/trainer/log.h"
+#include "tessera/trainer/session.h"
+#include "tessera/trainer/trainer_settings.h"
+
+namespace tessera::cli {
+namespace {
+
+/// Forward passes alone.
+TrainerOptions classifying_options(const Config& config) {
+  require(!config.is_typed("trace"), ErrorCode::kConfig,
+          "--trace shows steps and the batches of a loss; leave it out with --task "
+          "classification");
+  TrainerOptions options = trainer_options(config);
+  options.accumulate = 1;
+  options.steps = 1;
+  options.checkpoints = {};  // of the training that a file of settings is for
+  options.stop_after = 0;
+  options.cuda_graph = false;
+  options.overlap_steps = false;
+  options.forward = true;
+  options.trace = {};
+  return options;
+}
+
+/// -log of the softmax at `label`.
+double loss_of(std::span<const float> logits, std::size_t label) {
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
+  return std::log(sum) + largest - static_cast<double>(logits[label]);
+}
+
+struct Classified {
+  Confusion confusion;
+  double losses = 0.0;
+};
+
+/// Classifies as many texts at a time as keep all ranks busy for a few passes.
+Classified classify(const TokenDataset& data, std::int64_t samples, std::size_t classes,
+                    Session& session) {
+  constexpr std::int64_t kPasses = 8;
+  const std::int64_t wanted =
+      kPasses * evaluation_division(session.plan().options).samples_per_step();
+  const std::int64_t length = data.options().sequence_length;
+  const auto row_of = [&](std::vector<std::int32_t>& values, std::int64_t row) {
+    return std::span(values).subspan(static_cast<std::size_t>(row * length),
+                                     static_cast<std::size_t>(length));
+  };
+  Classified found{Confusion(static_cast<std::int64_t>(classes))};
+  for (std::int64_t first = 0; first < samples; first += wanted) {
+    const std::int64_t count = std::min(wanted, samples - first);
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(count * length));
+    std::vector<std::int32_t> targets(inputs.size());
+    for (std::int64_t row = 0; row < count; ++row) {
+      data.fill_sample(first + row, row_of(inputs, row), row_of(targets, row), {});
+    }
+    const Session::Outputs outputs =
+        session.forward(TensorView(inputs.data(), DType::kInt32, Shape{count, length}));
+    for (std::size_t place = 0; place < targets.size(); ++place) {
+      if (targets[place] < 0) continue;
+      const auto logits = std::span(outputs.values).subspan(place * classes, classes);
+      found.confusion.add(targets[place], likeliest(logits));
+      found.losses += loss_of(logits, static_cast<std::size_t>(targets[place]));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string describe_classification(const Confusion& confusion, double loss,
+                                    const std::vector<std::string>& labels) {
+  const auto percent = [](double share) { return concat(fixed(100.0 * share, 2), " %"); };
+  const std::string binary =
+      labels.size() == 2 ? concat("F1 ", percent(confusion.f1(1)), " of '", labels[1], "', ") : "";
+  return concat("loss ", fixed(loss, 6), ", accuracy ", percent(confusion.accuracy()), ", ", binary,
+                "macro F1 ", percent(confusion.macro_f1()), ", on ",
+                counted(confusion.count(), "text"));
+}
+
+int run_classification(Config config, const Launcher& launcher, const GptChoice& choice,
+                       const TokenDataset& data) {
+  const std::vector<std::string>& labels = choice.config.labels;
+  const Model model = make_model(choice);
+  const DumpWatch dumps;
+  TrainerOptions options = classifying_options(config);
+  options.dump_requests = dumps.requests();
+  std::vector<NamedText> same = adopt_parameters(choice, options);
+  const std::vector<NamedText> of_data = data.identity();
+  same.insert(same.end(), of_data.begin(), of_data.end());
+  join_world(launcher, config, options);
+  require_same_run(config, options, same);
+  Session session(model, data, options);
+  const std::int64_t samples = evaluation_samples(config, data);
+  const auto [confusion, losses] = classify(data, samples, labels.size(), session);
+  if (launcher.process != 0) return kExitGood;
+  const std::int64_t count = confusion.count();
+  const double loss = losses / static_cast<double>(count);
+  const EvaluationRecord record{.loss = loss,
+                                .perplexity = std::exp(loss),
+                                .tokens = count,
+                                .positions = samples * data.options().sequence_length,
+                                .correct = confusion.correct()};
+  write_log(config, parameter_count(model), [&](RunLog& log) { log.evaluation(record); });
+  if (config.get<std::string>("format") == "json") {
+    nlohmann::ordered_json line = to_json(record);
+    line["accuracy"] = confusion.accuracy();
+    line["macro_f1"] = confusion.macro_f1();
+    if (labels.size() == 2) line["f1"] = confusion.f1(1);
+    for (std::size_t label = 0; label < labels.size(); ++label) {
+      line["f1_by_label"][labels[label]] = confusion.f1(static_cast<std::int64_t>(label));
+    }
+    write_json(std::cout, line);
+    return kExitGood;
+  }
+  print_model(std::cout, choice, config);
+  for (const std::string& line : describe_data(data, choice)) print_line(stdout, line, 2);
+  std::cout << describe_classification(confusion, loss, labels) << "\n";
+  return kExitGood;
+}
+
+}  // namespace tessera::cli

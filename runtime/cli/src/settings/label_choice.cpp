@@ -1,0 +1,120 @@
+#include "settings/label_choice.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "settings/data_list.h"
+#include "settings/gpt_settings.h"
+#include "tessera/core/error.h"
+#include "tessera/model/classification.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kTask = "task";
+constexpr const char* kLabels = "labels";
+constexpr const char* kClassification = "classification";
+
+bool is_given(const Config& config, const char* name) {
+  return has_setting(config, name) && !config.is_null(name);
+}
+
+std::vector<std::string> names_in(const std::string& text) {
+  std::vector<std::string> names;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    names.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return names;
+}
+
+std::string joined_labels(const std::vector<std::string>& labels) {
+  std::string text;
+  for (const std::string& label : labels) text += (text.empty() ? "" : ",") + label;
+  return text;
+}
+
+/// Whether the labels are numbers in the data.
+bool are_numbers(const std::vector<std::string>& labels) {
+  return labels == numbered_labels(std::ssize(labels));
+}
+
+/// The labels of all of --data.
+std::vector<std::string> labels_of_data(const Config& config) {
+  require(is_given(config, "data"), ErrorCode::kConfig,
+          "--task classification begins with a model without labels; name them: --labels "
+          "negative,positive, in the order of their numbers");
+  std::vector<std::string> labels;
+  for (const WeightedPath& one : parse_data(config.get<std::string>("data"))) {
+    std::vector<std::string> here;
+    try {
+      here = labels_in(one.path);
+    } catch (const Error& error) {
+      fail(error.code() == ErrorCode::kIo ? ErrorCode::kConfig : error.code(), error.what());
+    }
+    require(labels.empty() || are_numbers(here) == are_numbers(labels), ErrorCode::kConfig, "'",
+            one.path, "' has ", are_numbers(here) ? "numbers" : "names",
+            " as labels, and the data before it ", are_numbers(here) ? "names" : "numbers",
+            "; write all of one kind");
+    const bool more_numbers = are_numbers(here) && here.size() > labels.size();
+    if (more_numbers) labels = here;
+    if (are_numbers(here)) continue;
+    std::set<std::string> all(here.begin(), here.end());
+    all.insert(labels.begin(), labels.end());
+    labels.assign(all.begin(), all.end());
+  }
+  require(labels.size() > 1, ErrorCode::kConfig, "'", config.get<std::string>("data"), "' has ",
+          labels.empty() ? "no labels" : concat("no label but '", labels.front(), "'"),
+          "; a classifier tells at least two apart: name all by --labels");
+  return labels;
+}
+
+}  // namespace
+
+std::vector<Setting> label_settings() {
+  return {{.name = kTask,
+           .fallback = "text",
+           .help = "what is learnt; text: the next token; classification: the label of each text "
+                   "of --data, lines of {\"text\": ..., \"label\": ...}, by a new head, or that of "
+                   "a model of --init that has labels [what the model of --init does]",
+           .choices = {"text", kClassification},
+           .must_agree = MustAgree::kNone},  // processes compare the labels of their data
+          {.name = kLabels,
+           .help = "of --task classification: the names of the labels, with commas between, in the "
+                   "order of their numbers [those of --init, else of --data, in order]",
+           .must_agree = MustAgree::kNone}};
+}
+
+void choose_labels(Config& config, GptChoice& choice) {
+  if (!has_setting(config, kTask)) return;
+  const bool asks = config.get<std::string>(kTask) == kClassification;
+  const std::vector<std::string> own = choice.config.labels;
+  require(
+      own.empty() || asks || !config.is_typed(kTask) || config.get<std::string>(kTask) != "text",
+      ErrorCode::kConfig, "--task is text, and the model of --init classifies ", own.size(),
+      " labels; leave out --task, or name a model that writes text");
+  require(!is_given(config, kLabels) || asks || !own.empty(), ErrorCode::kConfig,
+          "--labels are for --task classification; give that, or leave them out");
+  if (!asks && own.empty()) return;
+  const bool is_named = is_given(config, kLabels);
+  // An adapter that has been trained has a head of its own.
+  if (own.empty() && !is_named && !is_given(config, "data") && is_given(config, "adapter")) return;
+  std::vector<std::string> labels = is_named      ? names_in(config.get<std::string>(kLabels))
+                                    : own.empty() ? labels_of_data(config)
+                                                  : own;
+  if (choice.pretrained) {
+    choice.pretrained = with_labels(*choice.pretrained, std::move(labels));
+    choice.config.labels = choice.pretrained->config().labels;
+  } else {
+    choice.config.labels = std::move(labels);
+    make_gpt(choice.config);  // refuses what does not fit
+  }
+  config.set_effective(kTask, kClassification);
+  if (has_setting(config, kLabels)) {
+    config.set_effective(kLabels, joined_labels(choice.config.labels));
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,134 @@
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "cli/launched_program.h"
+
+// Classifiers of texts: trained, evaluated, exported.
+namespace tessera::classification_test {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+class Classification : public test::LaunchTest {
+ protected:
+  /// Texts whose label is their first letter's.
+  std::string reviews(const std::string& name = "reviews.jsonl") const {
+    std::string lines;
+    for (int i = 0; i < 24; ++i) {
+      const std::string text = (i % 3 != 0 ? "good " : "bad ") + std::string(1 + i % 5, 'x');
+      lines += json{{"text", text}, {"label", i % 3 != 0 ? "good" : "bad"}}.dump() + "\n";
+    }
+    return write(name, lines);
+  }
+  ProgramResult train(const Words& more) const {
+    Words words{"train",           "--no-default-config",
+                "--layers",        "1",
+                "--heads",         "2",
+                "--width",         "16",
+                "--task",          "classification",
+                "--data",          reviews(),
+                "--steps",         "60",
+                "--learning-rate", "1e-2",
+                "--micro-batch",   "4",
+                "--quiet"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  }
+  ProgramResult evaluate(const Words& more) const {
+    Words words{"evaluate", "--no-default-config", "--eval-data", reviews()};
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  }
+};
+
+TEST_F(Classification, IsTrainedExportedAndEvaluated) {
+  const ProgramResult trained =
+      train({"--sequence-length", "12", "--ranks", "2", "--export", path("tuned"), "--save",
+             path("saves"), "--save-every", "60"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const json config = json::parse(test::read_file(path("tuned/config.json")));
+  EXPECT_EQ(config["architectures"], json::array({"GPT2ForSequenceClassification"}));
+  EXPECT_EQ(config["id2label"], (json{{"0", "bad"}, {"1", "good"}}));
+  EXPECT_EQ(config["label2id"], (json{{"bad", 0}, {"good", 1}}));
+  for (const std::string from : {path("tuned"), path("saves")}) {
+    const ProgramResult text =
+        evaluate({"--init", from, "--tokenizer", "bytes", "--sequence-length", "12"});
+    EXPECT_EQ(text.exit_code, 0) << text.err;
+    EXPECT_THAT(text.out, AllOf(HasSubstr("accuracy 100.00 %, F1 100.00 % of 'good', macro F1"),
+                                HasSubstr("on 24 texts")));
+  }
+  const ProgramResult same =
+      evaluate({"--init", path("tuned"), "--tokenizer", "bytes", "--sequence-length", "12",
+                "--ranks", "3", "--format", "json"});
+  ASSERT_EQ(same.exit_code, 0) << same.err;
+  const json record = json::parse(same.out);
+  EXPECT_EQ(record["accuracy"], 1.0);
+  EXPECT_EQ(record["f1"], 1.0);
+  EXPECT_EQ(record["f1_by_label"]["bad"], 1.0);
+  EXPECT_THAT(run({"generate", "--init", path("tuned"), "--prompt", "x"}).err,
+              HasSubstr("classifies sequences and writes no text"));
+}
+
+TEST_F(Classification, AdaptersBesideAModelThatWritesText) {
+  const std::string base = TESSERA_SOURCE_DIR "/tests/model/golden/hugging_face/v5";
+  const std::string data = write("few.jsonl", R"({"text": "\u0001\u0002", "label": 0}
+{"sentence": "\u0003", "labels": 2}
+)");
+  ProgramResult result = run({"train",
+                              "--no-default-config",
+                              "--init",
+                              base,
+                              "--tokenizer",
+                              "bytes",
+                              "--task",
+                              "classification",
+                              "--data",
+                              data,
+                              "--lora",
+                              "r=2",
+                              "--steps",
+                              "2",
+                              "--sequence-length",
+                              "4",
+                              "--micro-batch",
+                              "2",
+                              "--quiet",
+                              "--export",
+                              path("adapter")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json config = json::parse(test::read_file(path("adapter/adapter_config.json")));
+  EXPECT_EQ(config["task_type"], "SEQ_CLS");
+  EXPECT_EQ(config["modules_to_save"], json::array({"score"}));
+  result = run({"evaluate", "--no-default-config", "--init", base, "--adapter", path("adapter"),
+                "--tokenizer", "bytes", "--eval-data", data, "--sequence-length", "4"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("macro F1"), HasSubstr("on 2 texts")));
+  result = run({"checkpoint", "merge-adapter", base, path("adapter"), path("merged")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(test::read_file(path("merged/config.json")))["id2label"].size(), 3U);
+}
+
+TEST_F(Classification, WhatDoesNotFitIsRefusedWithARemedy) {
+  const auto refused = [&](const Words& more) { return error_of(train(more)); };
+  EXPECT_THAT(refused({"--labels", "good"}), HasSubstr("'good' is the only label"));
+  EXPECT_THAT(refused({"--labels", "fine,poor"}),
+              AllOf(HasSubstr("line 1 of '"), HasSubstr("none of the model's: fine, poor")));
+  EXPECT_THAT(refused({"--prompt-tuning", "tokens=2"}), HasSubstr("for models that write text"));
+  EXPECT_THAT(refused({"--sample-tokens", "5"}), HasSubstr("--sample-tokens is for models that"));
+  EXPECT_THAT(error_of(run({"plan", "--no-default-config", "--task", "classification"})),
+              HasSubstr("name them: --labels negative,positive"));
+  EXPECT_THAT(error_of(run({"plan", "--no-default-config", "--labels", "a,b"})),
+              HasSubstr("--labels are for --task classification"));
+  const ProgramResult plan = run({"plan", "--no-default-config", "--task", "classification",
+                                  "--labels", "a,b,c", "--format", "summary"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+}
+
+}  // namespace
+}  // namespace tessera::classification_test
