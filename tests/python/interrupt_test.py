@@ -10,8 +10,8 @@ import support
 
 support.need("numpy", "ml_dtypes")
 
-# A step of this takes long enough for signals to arrive within it.
-LONG = {**support.SMALL, "layers": 6, "sequence_length": 256, "micro_batch": 8, "steps": 1000}
+# A step of this takes most of a minute, if it is not given up: two signals arrive within it on a busy machine, too.
+LONG = {**support.SMALL, "layers": 6, "sequence_length": 256, "micro_batch": 8, "accumulate": 200, "steps": 1000}
 
 GOES_ON = """
 import tessera

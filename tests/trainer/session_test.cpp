@@ -445,6 +445,32 @@ TEST(Session, ARankThatThrowsEndsTheCallWithTheCause) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
 }
 
+/// Gives its session up in the third pass that it sees.
+class GivingUp : public test::DenseLayer {
+ public:
+  GivingUp() : DenseLayer("first", test::kFeatures, 13, false) {}
+  Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
+    if (session != nullptr && ++passes == 3) session->abort("that is enough");
+    return DenseLayer::forward(tape, input, parameters);
+  }
+  Session* session = nullptr;
+  mutable int passes = 0;
+};
+
+TEST(Session, GivenUpEndsAtTheNextActionOfAStep) {
+  Model model = tiny_model();
+  auto layer = std::make_unique<GivingUp>();
+  GivingUp& first = *layer;
+  model.layers.front() = std::move(layer);
+  const TinyData data;
+  TrainerOptions options = session_options("full_shard", 1);
+  options.accumulate = 50;
+  Session session(model, data, options);
+  first.session = &session;
+  EXPECT_THAT(error_of_session([&] { session.step(); }).what(), HasSubstr("that is enough"));
+  EXPECT_EQ(first.passes, 3);
+}
+
 TEST(Session, OneAfterTheOtherAndTwoAtOnce) {
   const Model model = tiny_model();
   const TinyData data;

@@ -22,8 +22,10 @@ std::unique_ptr<ProcessGroup> split_leaders(const TrainerOptions& options, int r
   return leads ? std::move(group) : nullptr;
 }
 
-ExecutorOptions executor_options_of(const TrainingPlan& plan, FlightRecorder& recorder) {
+ExecutorOptions executor_options_of(const TrainingPlan& plan, FlightRecorder& recorder,
+                                    const std::function<void()>& before_task) {
   ExecutorOptions options = executor_options(plan.options);
+  options.before_task = [before_task](Lane /*lane*/) { before_task(); };
   options.recorder = &recorder;
   options.cuda_kernels.gemm_table = plan.gemm_table;
   return options;
@@ -70,7 +72,8 @@ void RankCrew::note_failure(int rank) {
 }
 
 RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Program>>& programs,
-                   int number, ProcessGroup& world, FlightRecorder& recorder)
+                   int number, ProcessGroup& world, FlightRecorder& recorder,
+                   const std::function<void()>& before_task)
     : rank(number),
       device(make_rank_device(plan.options, rank, pinned_bytes(plan, rank))),
       memory(*device, plan.options.memory_limit_bytes),
@@ -79,7 +82,7 @@ RankSeat::RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Progr
       state(plan.layout, state_options(*programs_of_rank(plan, programs, rank).front().schedule),
             rank, memory, disk_options(plan.options), plan.options.host_work.get()),
       executor(state, plan.inputs.model, programs_of_rank(plan, programs, rank), groups, memory,
-               executor_options_of(plan, recorder)) {}
+               executor_options_of(plan, recorder, before_task)) {}
 
 RankCrew::RankCrew(const TrainingPlan& plan, std::vector<std::vector<Program>> programs,
                    DumpWriter& dumps)
@@ -131,7 +134,8 @@ RankCrew::~RankCrew() {
 
 void RankCrew::serve(int rank, ProcessGroup& world) {
   bind_rank(plan_.options, rank);  // first: what it starts and touches is bound with it
-  RankSeat seat(plan_, programs_, rank, world, dumps_.recorder(rank));
+  RankSeat seat(plan_, programs_, rank, world, dumps_.recorder(rank),
+                [this] { fail_if_aborted(); });
   for (std::int64_t next = 1;; ++next) {
     std::unique_lock lock(mutex_);
     if (++done_ == local_ranks_) changed_.notify_all();
@@ -163,7 +167,18 @@ void RankCrew::run(const Job& job) {
   wait_until_done();
 }
 
+void RankCrew::fail_if_aborted() {
+  if (!aborted_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(mutex_);
+  fail(ErrorCode::kAborted, reason_);
+}
+
 void RankCrew::abort(std::string_view reason) noexcept {
+  {
+    std::lock_guard lock(mutex_);
+    if (reason_.empty()) reason_ = reason;
+    aborted_.store(true, std::memory_order_relaxed);
+  }
   for (const auto& group : *groups_) group->abort(reason);
   if (plan_.options.world == nullptr) return;
   for (const auto& seat : plan_.options.world->groups()) seat->abort(reason);

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,7 +22,7 @@ namespace tessera {
 /// One rank at work: what its thread owns. Members are destroyed in reverse order.
 struct RankSeat {
   RankSeat(const TrainingPlan& plan, const std::vector<std::vector<Program>>& programs, int rank,
-           ProcessGroup& world, FlightRecorder& recorder);
+           ProcessGroup& world, FlightRecorder& recorder, const std::function<void()>& before_task);
 
   int rank;
   std::unique_ptr<Device> device;
@@ -48,7 +50,7 @@ class RankCrew {
   /// Every rank does `job`; returns when all have. If one fails, the others are stopped and the
   /// cause comes out of here; see launch_ranks. No job may follow.
   void run(const Job& job);
-  /// Makes whatever the ranks of other processes wait for fail.
+  /// Makes the next action of each rank fail, and whatever those of other processes wait for.
   void abort(std::string_view reason) noexcept;
   /// The first rank of this process, which speaks for it.
   int first_rank() const { return first_rank_; }
@@ -57,6 +59,7 @@ class RankCrew {
 
  private:
   void serve(int rank, ProcessGroup& world);
+  void fail_if_aborted();
   void note_failure(int rank);
   void wait_until_done();
 
@@ -77,6 +80,8 @@ class RankCrew {
   bool ending_ = false;
   bool ended_ = false;  ///< all threads have
   std::exception_ptr failure_;
+  std::string reason_;  ///< of abort()
+  std::atomic<bool> aborted_ = false;
   std::thread driver_;
 };
 

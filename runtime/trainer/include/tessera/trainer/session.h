@@ -111,7 +111,8 @@ class Session {
   /// No further step, in any process, although only one may ask for it. Safe from any thread and
   /// while a step runs, which ends first.
   void stop();
-  /// Makes calls in other processes fail: this one gives up. Only destruction may follow.
+  /// Gives the run up: a call in progress fails at its next action, and so do those in other
+  /// processes. Safe from any thread. Only destruction may follow.
   void abort(std::string_view reason) noexcept;
 
   /// Gives every process the texts of all, in order of the processes; a run of one gets its own.
