@@ -34,7 +34,7 @@ class LayoutReader {
   }
 
  private:
-  /// What stands in parentheses, where a letter may be repeated, too.
+  /// Parentheses have letters, which may be repeated, too.
   std::string group() {
     const std::size_t end = text_.find(')', next_);
     require(end != text_.npos && end + 1 < text_.size() && text_[end + 1] == '*',

@@ -14,7 +14,7 @@ constexpr const char* kWriteThemOut =
     ", or write the layers of each stage, the embedding and the head among them: "
     "`pipeline.layers` 4,5,2";
 
-/// What the user has given, as "first_rank_layers 3 and last_rank_layers 2".
+/// The user's numbers, as "first_rank_layers 3 and last_rank_layers 2".
 std::string given_blocks(const PipelineSplit& pipeline) {
   std::string text;
   const auto add = [&](const char* name, const std::optional<int>& blocks) {

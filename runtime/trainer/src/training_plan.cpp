@@ -306,7 +306,7 @@ TrainerOptions resolved_for(const Model& model, const TrainerOptions& options) {
   TrainerOptions full = resolved(options);
   PipelineSplit& pipeline = full.pipeline;
   if (!pipeline.stage_blocks && !pipeline.first_blocks && !pipeline.last_blocks) return full;
-  // Of a plan's options `layers` are those that the blocks have given.
+  // The `layers` of a plan's options are those that the blocks have given.
   pipeline = with_blocks(options.pipeline, static_cast<int>(model.layers.size()));
   return resolved(full);
 }

@@ -131,8 +131,8 @@ struct PipelineSplit {
   /// Layers of each stage, the embedding and the head among them; empty: such that the slowest
   /// stage is as fast as it can be, see balanced_layers(). A plan has them.
   StageLayers layers{};
-  // The same as Megatron-LM says it, in blocks: the layers between the embedding and the head,
-  // which belong to the first and to the last stage. with_blocks() makes `layers` of them.
+  // Megatron-LM counts blocks instead: the layers between the embedding and the head, which belong
+  // to the first and to the last stage. with_blocks() makes `layers` of them.
   std::optional<int> stage_blocks{};  ///< of each stage: how many stages a pipeline rank has
   std::optional<int> first_blocks{};  ///< of the first pipeline rank; others have equally many
   std::optional<int> last_blocks{};   ///< of the last pipeline rank
