@@ -110,7 +110,7 @@ TEST(Megatron, ErrorsHaveTheNumbers) {
   EXPECT_THAT(divided(pipeline, 16), HasSubstr("give that instead of `layers_per_virtual_stage`"));
   pipeline.stage_blocks.reset();
   EXPECT_THAT(divided(pipeline, 17),
-              HasSubstr("with first_rank_layers 1 16 are left for 3 pipeline ranks"));
+              HasSubstr("with first_rank_layers 1, 16 are left for 3 pipeline ranks"));
   pipeline.first_blocks = 30;
   EXPECT_THAT(divided(pipeline, 16), HasSubstr("-14 are left"));
   pipeline.first_blocks = 4;

@@ -135,6 +135,8 @@ TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
     EXPECT_FALSE(candidate.options.pipeline.layers.counts.empty());
   }
   EXPECT_THAT(orders, ::testing::ElementsAre("1f1b", "interleaved", "zb-h1", "zb-v"));
+  EXPECT_EQ(choose_fit({model, data}, resolved(options), request).candidates.size(),
+            choice.candidates.size());
   const TrainingSummary summary = Trainer(model, data, choice.best().options).train();
   EXPECT_EQ(summary.measured_memory.total, choice.best().device_bytes);
   // The user's own order stays.
@@ -201,6 +203,8 @@ TEST_F(Fit, TriesDivisorsOfTheRanksAndNoMoreThanLayers) {
   FitRequest request = pipeline_request(kPlenty);
   EXPECT_THAT(tried(6, usual, request), ::testing::ElementsAre(1, 2, 3));  // not 6
   EXPECT_THAT(tried(5, usual, request), ::testing::ElementsAre(1, 5));
+  // The program's options are resolved: they have a number of stages and their bits.
+  EXPECT_THAT(tried(6, resolved(usual), request), ::testing::ElementsAre(1, 2, 3));
   TrainerOptions split = usual;
   split.pipeline.ranks = 2;
   split.pipeline.layers = parse_stage_layers("2,3");

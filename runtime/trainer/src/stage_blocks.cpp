@@ -39,8 +39,8 @@ std::vector<int> blocks_of_ranks(const PipelineSplit& pipeline, int blocks) {
   const int left = blocks - pipeline.first_blocks.value_or(0) - pipeline.last_blocks.value_or(0);
   const bool divides = left >= 0 && (others > 0 ? left % others == 0 : left == 0);
   require(divides, ErrorCode::kConfig, "the model has ", blocks, " blocks; ",
-          given > 0 ? concat("with ", given_blocks(pipeline), " ", left) : concat(blocks),
-          " are left for ", others,
+          given > 0 ? concat("with ", given_blocks(pipeline), ", ") : "", left, " are left for ",
+          others,
           " pipeline ranks, which have equally many each; choose "
           "numbers that divide",
           kWriteThemOut);
