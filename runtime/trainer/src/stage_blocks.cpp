@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,7 +37,9 @@ std::vector<int> blocks_of_ranks(const PipelineSplit& pipeline, int blocks) {
   require(given <= pipeline.ranks, ErrorCode::kConfig, given_blocks(pipeline),
           " are of two pipeline ranks, but `pipeline.ranks` is ", pipeline.ranks);
   const int others = pipeline.ranks - given;
-  const int left = blocks - pipeline.first_blocks.value_or(0) - pipeline.last_blocks.value_or(0);
+  const std::int64_t taken =
+      std::int64_t{pipeline.first_blocks.value_or(0)} + pipeline.last_blocks.value_or(0);
+  const std::int64_t left = blocks - taken;
   const bool divides = left >= 0 && (others > 0 ? left % others == 0 : left == 0);
   require(divides, ErrorCode::kConfig, "the model has ", blocks, " blocks; ",
           given > 0 ? concat("with ", given_blocks(pipeline), ", ") : "", left, " are left for ",
@@ -45,7 +48,7 @@ std::vector<int> blocks_of_ranks(const PipelineSplit& pipeline, int blocks) {
           "numbers that divide",
           kWriteThemOut);
   std::vector<int> of_ranks(static_cast<std::size_t>(pipeline.ranks),
-                            others > 0 ? left / others : 0);
+                            others > 0 ? static_cast<int>(left / others) : 0);
   if (pipeline.first_blocks) of_ranks.front() = *pipeline.first_blocks;
   if (pipeline.last_blocks) of_ranks.back() = *pipeline.last_blocks;
   return of_ranks;
