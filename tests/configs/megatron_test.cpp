@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -113,6 +115,9 @@ TEST(Megatron, ErrorsHaveTheNumbers) {
               HasSubstr("with first_rank_layers 1, 16 are left for 3 pipeline ranks"));
   pipeline.first_blocks = 30;
   EXPECT_THAT(divided(pipeline, 16), HasSubstr("-14 are left"));
+  pipeline.first_blocks = pipeline.last_blocks = std::numeric_limits<int>::max();
+  EXPECT_THAT(divided(pipeline, 16), HasSubstr("-4294967278 are left for 2 pipeline ranks"));
+  pipeline.last_blocks.reset();
   pipeline.first_blocks = 4;
   pipeline.layers = parse_stage_layers("5,5,4,4");
   EXPECT_THAT(divided(pipeline, 16),
