@@ -7,9 +7,11 @@
 // Pipeline ranks are ranks of one process, one thread each; stages have equally many blocks. More
 // ranks than cores would wait for cores, not for each other. So what is measured is the CPU time of
 // each action of the compute lanes, and the step that these come to is played on virtual clocks, in
-// which ranks compute side by side: measured. Beside it is the same step with the blocks' mean
-// times in place of each one's: what a planner knows that has timed a block. The first and the last
-// stage also have embedding and head.
+// which ranks compute side by side: measured. Predicted is the same step with the mean over
+// micro-steps of each layer's passes: a planner knows these that has timed every layer on its rank.
+// The third step has the mean of all blocks: between it and the prediction is what layers differ
+// by, and between the prediction and the measured step what micro-steps differ by. The first and
+// the last stage also have embedding and head.
 
 #include <deque>
 #include <map>
@@ -40,7 +42,7 @@ struct Options {
   int virtual_stages = 0;  ///< 0: as the order usually has
   std::int64_t micro_batch = 4;
   std::int64_t length = 64;
-  int steps = 5;
+  int steps = 12;  ///< medians of fewer have an error that lengthens the step
   bool json = false;
 };
 
@@ -156,18 +158,26 @@ bool is_pass_of_block(const Pipeline& pipeline, const Action& action) {
          action.layer <= static_cast<int>(pipeline.options.layers);
 }
 
-/// Each pass of a block takes as long as the mean of its kind; the others what they take.
-std::vector<std::vector<double>> with_mean_blocks(const Pipeline& pipeline,
-                                                  std::vector<std::vector<double>> seconds) {
-  std::map<const Operation*, std::vector<double*>> alike;
+enum class Mean {
+  kOfBlocks,  ///< over all blocks and micro-steps
+  kOfLayers,  ///< over the micro-steps of each layer
+};
+
+/// Each pass takes as long as the mean of those that are alike: passes of blocks alone, or of every
+/// layer; the others what they take.
+std::vector<std::vector<double>> with_means(const Pipeline& pipeline, Mean mean,
+                                            std::vector<std::vector<double>> seconds) {
+  std::map<std::pair<const Operation*, int>, std::vector<double*>> alike;
   for (std::size_t r = 0; r < seconds.size(); ++r) {
     const std::vector<Action>& actions = pipeline.step.ranks[r].actions;
     for (std::size_t a = 0; a < actions.size(); ++a) {
-      if (!is_pass_of_block(pipeline, actions[a])) continue;
-      alike[actions[a].operation].push_back(&seconds[r][a]);
+      const Action& action = actions[a];
+      const bool is_of_layer = mean == Mean::kOfLayers && action.operation->is_pass;
+      if (!is_of_layer && !is_pass_of_block(pipeline, action)) continue;
+      alike[{action.operation, is_of_layer ? action.layer : 0}].push_back(&seconds[r][a]);
     }
   }
-  for (const auto& [operation, times] : alike) {
+  for (const auto& [kind, times] : alike) {
     double sum = 0.0;
     for (const double* const time : times) sum += *time;
     for (double* const time : times) *time = sum / static_cast<double>(times.size());
@@ -214,17 +224,23 @@ void run(const Options& options) {
     const Pipeline pipeline(options, static_cast<int>(ranks));
     const auto seconds = measure(pipeline);
     const Played measured = play(pipeline, seconds);
-    const Played predicted = play(pipeline, with_mean_blocks(pipeline, seconds));
+    const Played predicted = play(pipeline, with_means(pipeline, Mean::kOfLayers, seconds));
+    const Played equal_blocks = play(pipeline, with_means(pipeline, Mean::kOfBlocks, seconds));
     const int stages = pipeline.step.ranks.front().pipeline.stages();
-    std::printf("%lld ranks, %d stages: step %.2f ms, bubble %.1f %%; predicted %.2f ms, %.1f %%\n",
-                static_cast<long long>(ranks), stages, 1e3 * measured.seconds,
-                100 * measured.bubble, 1e3 * predicted.seconds, 100 * predicted.bubble);
+    std::printf(
+        "%lld ranks, %d stages: step %.2f ms, bubble %.1f %%; predicted %.2f ms, %.1f %%; were all "
+        "blocks equal %.2f ms, %.1f %%\n",
+        static_cast<long long>(ranks), stages, 1e3 * measured.seconds, 100 * measured.bubble,
+        1e3 * predicted.seconds, 100 * predicted.bubble, 1e3 * equal_blocks.seconds,
+        100 * equal_blocks.bubble);
     json.push_back({{"ranks", ranks},
                     {"stages", stages},
                     {"seconds", measured.seconds},
                     {"bubble", measured.bubble},
                     {"predicted_seconds", predicted.seconds},
-                    {"predicted_bubble", predicted.bubble}});
+                    {"predicted_bubble", predicted.bubble},
+                    {"equal_blocks_seconds", equal_blocks.seconds},
+                    {"equal_blocks_bubble", equal_blocks.bubble}});
   }
   if (options.json) std::printf("%s\n", json.dump().c_str());
 }

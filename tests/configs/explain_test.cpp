@@ -411,6 +411,37 @@ TEST_F(ExplainCommand, PipelinesOfOtherProgramsTrainAsOurs) {
             ours);
 }
 
+TEST_F(ExplainCommand, StagesOfMegatronAreOurs) {
+  const auto stages = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"plan", "--format", "json", "--layers", "4"});
+    const ProgramResult result = run(flags);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    if (result.exit_code != 0) return std::string();
+    const auto settings = nlohmann::json::parse(result.out)["settings"];
+    return settings["pipeline_split"].get<std::string>() + " " + settings["virtual_stages"].dump() +
+           " " + settings["pipeline_schedule"].get<std::string>();
+  };
+  const auto of_two = [&](const std::string& flag, const std::string& value) {
+    return stages({"--no-default-config", "--ranks", "2", "--pipeline-model-parallel-size", "2",
+                   flag, value});
+  };
+  EXPECT_EQ(of_two("--num-layers-per-virtual-pipeline-stage", "1"), "2,1,1,2 2 interleaved");
+  EXPECT_EQ(of_two("--num-layers-per-virtual-pipeline-stage", "2"), "3,3 1 1f1b");
+  EXPECT_EQ(of_two("--pipeline-model-parallel-layout", "E|t|(t|)*1,ttL"), "1,1,1,3 2 interleaved");
+  EXPECT_EQ(of_two("--pipeline-model-parallel-layout", "Et|t*3L"), "2,4 1 1f1b");
+  EXPECT_EQ(of_two("--decoder-first-pipeline-num-layers", "1"), "2,4 1 1f1b");
+  EXPECT_EQ(of_two("--decoder-last-pipeline-num-layers", "3"), "2,4 1 1f1b");
+  const std::string file = write("m.yaml",
+                                 "distributed_type: MEGATRON_LM\nnum_processes: 2\n"
+                                 "megatron_lm_config:\n  megatron_lm_pp_degree: 2\n"
+                                 "  megatron_lm_num_micro_batches: 3\n"
+                                 "  megatron_lm_decoder_last_pipeline_num_layers: 1\n");
+  EXPECT_EQ(stages({"--config", file}), "4,2 1 1f1b");
+  const ProgramResult told = run({"explain", "--all", file});
+  EXPECT_EQ(told.exit_code, 0) << told.err;
+  EXPECT_THAT(told.out, HasSubstr("last_rank_layers = 1: blocks of the last pipeline rank"));
+}
+
 TEST_F(ExplainCommand, FlagsOfPipelinesThatAreNotOursAreAnswered) {
   const auto error = [&](std::vector<std::string> flags) {
     flags.insert(flags.begin(), {"plan", "--no-default-config"});
@@ -418,10 +449,13 @@ TEST_F(ExplainCommand, FlagsOfPipelinesThatAreNotOursAreAnswered) {
     EXPECT_EQ(result.exit_code, 2);
     return result.err;
   };
-  EXPECT_THAT(error({"--num-layers-per-virtual-pipeline-stage", "2"}),
-              HasSubstr("--virtual-stages"));
-  EXPECT_THAT(error({"--decoder-last-pipeline-num-layers", "2"}), HasSubstr("--pipeline-split"));
-  EXPECT_THAT(error({"--pipeline-model-parallel-layout", "Et|tL"}), HasSubstr("--pipeline-split"));
+  EXPECT_THAT(error({"--layers", "4", "--ranks", "2", "--pipeline", "2",
+                     "--num-layers-per-virtual-pipeline-stage", "3"}),
+              HasSubstr("is 3, which does not divide the 2 blocks of a pipeline rank (4 blocks on "
+                        "2); choose a divisor, or write the layers of each stage, the embedding "
+                        "and the head among them: --pipeline-split 4,5,2"));
+  EXPECT_THAT(error({"--pipeline-model-parallel-layout", "Et|m|L"}),
+              HasSubstr("--pipeline-model-parallel-layout: 'Et|m|L' has a layer of multi-token"));
   EXPECT_THAT(error({"--microbatch-group-size-per-virtual-pipeline-stage", "2"}),
               HasSubstr("as many micro-steps as there are pipeline ranks"));
   EXPECT_THAT(error({"--tensor-model-parallel-size", "2"}), HasSubstr("not split in other ways"));

@@ -101,6 +101,8 @@ void tell_megatron(const json& megatron, json& settings) {
   settings["strategy"] = megatron["use_distributed_optimizer"] == true ? "zero1" : "no_shard";
   settings["recompute"] = megatron["recompute_granularity"];
   settings["offload_optimizer"] = megatron["optimizer_cpu_offload"] == true ? "host" : "none";
+  const json& last = megatron["decoder_last_pipeline_num_layers"];
+  if (!last.is_null()) settings["last_rank_layers"] = last;
 }
 
 json told_by(const json& record) {

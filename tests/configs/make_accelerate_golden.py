@@ -129,6 +129,7 @@ def megatron_of(environment: dict) -> dict:
                 "use_distributed_optimizer",
                 "recompute_granularity",
                 "optimizer_cpu_offload",
+                "decoder_last_pipeline_num_layers",
             )
         }
     finally:

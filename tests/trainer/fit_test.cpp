@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -123,7 +124,8 @@ TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
   options.pipeline.ranks = 2;
   options.accumulate = 4;
   FitRequest request = request_of(kPlenty);
-  request.kept = {"strategy", "offload_optimizer", "offload_gradients", "offload_parameters"};
+  request.kept = {"strategy", "offload_optimizer", "offload_gradients", "offload_parameters",
+                  "pipeline"};
   const Model model = make_gpt(test::small_gpt());
   const test::RandomTokens data(11, 61, true);
   const FitChoice choice = choose_fit({model, data}, options, request);
@@ -133,6 +135,8 @@ TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
     EXPECT_FALSE(candidate.options.pipeline.layers.counts.empty());
   }
   EXPECT_THAT(orders, ::testing::ElementsAre("1f1b", "interleaved", "zb-h1", "zb-v"));
+  EXPECT_EQ(choose_fit({model, data}, resolved(options), request).candidates.size(),
+            choice.candidates.size());
   const TrainingSummary summary = Trainer(model, data, choice.best().options).train();
   EXPECT_EQ(summary.measured_memory.total, choice.best().device_bytes);
   // The user's own order stays.
@@ -141,6 +145,95 @@ TEST_F(Fit, ChoosesTheOrderOfAPipeline) {
   for (const FitCandidate& candidate : choose_fit({model, data}, options, request).candidates) {
     EXPECT_EQ(candidate.values.back(), "gpipe");
   }
+}
+
+/// The candidates with so many pipeline ranks.
+std::vector<FitCandidate> with_pipeline(const FitChoice& choice, int ranks) {
+  std::vector<FitCandidate> found;
+  std::ranges::copy_if(choice.candidates, std::back_inserter(found), [&](const FitCandidate& one) {
+    return one.options.pipeline.ranks == ranks;
+  });
+  return found;
+}
+
+FitRequest pipeline_request(std::int64_t device_bytes) {
+  FitRequest request = request_of(device_bytes);
+  request.kept = {"strategy",           "recompute",           "offload_optimizer",
+                  "offload_parameters", "offload_activations", "offload_gradients",
+                  "pipeline_schedule"};
+  return request;
+}
+
+TEST_F(Fit, ChoosesThePipelineRanksThatAloneFit) {
+  const Model model = make_gpt(test::small_gpt());
+  const test::RandomTokens data(11, 61, true);
+  TrainerOptions options = options_of(2);
+  options.strategy = "no_shard";  // each rank has the state of all of its stage
+  options.accumulate = 2;
+  const FitChoice all = choose_fit({model, data}, options, pipeline_request(kPlenty));
+  const auto whole = with_pipeline(all, 1), halves = with_pipeline(all, 2);
+  ASSERT_EQ(whole.size(), 1U);
+  ASSERT_EQ(halves.size(), 1U);
+  // The time of messages and of waiting is worth nothing where the memory is enough.
+  EXPECT_LT(*whole[0].step_seconds, *halves[0].step_seconds);
+  EXPECT_EQ(all.best().options.pipeline.ranks, 1);
+  EXPECT_EQ(halves[0].options.accumulate, 4);  // the same samples in a step
+  ASSERT_LT(halves[0].device_bytes, whole[0].device_bytes);
+  const FitChoice small =
+      choose_fit({model, data}, options, pipeline_request(whole[0].device_bytes - 1));
+  EXPECT_EQ(small.best().options.pipeline.ranks, 2);
+  EXPECT_FALSE(small.best().options.pipeline.layers.counts.empty());
+  const TrainingSummary summary = Trainer(model, data, small.best().options).train();
+  EXPECT_EQ(summary.measured_memory.total, small.best().device_bytes);
+}
+
+TEST_F(Fit, TriesDivisorsOfTheRanksAndNoMoreThanLayers) {
+  const Model model = make_gpt(test::small_gpt());  // five layers
+  const test::RandomTokens data(11, 61, true);
+  const auto tried = [&](int ranks, const TrainerOptions& given, const FitRequest& request) {
+    TrainerOptions options = given;
+    options.ranks = ranks;
+    std::set<int> all;
+    for (const FitCandidate& one : choose_fit({model, data}, options, request).candidates) {
+      all.insert(one.options.pipeline.ranks);
+    }
+    return all;
+  };
+  const TrainerOptions usual = options_of(6);
+  FitRequest request = pipeline_request(kPlenty);
+  EXPECT_THAT(tried(6, usual, request), ::testing::ElementsAre(1, 2, 3));  // not 6
+  EXPECT_THAT(tried(5, usual, request), ::testing::ElementsAre(1, 5));
+  // The program's options are resolved: they have a number of stages and their bits.
+  EXPECT_THAT(tried(6, resolved(usual), request), ::testing::ElementsAre(1, 2, 3));
+  TrainerOptions split = usual;
+  split.pipeline.ranks = 2;
+  split.pipeline.layers = parse_stage_layers("2,3");
+  EXPECT_THAT(tried(6, split, request), ::testing::ElementsAre(2));
+  request.kept.emplace_back("pipeline");
+  EXPECT_THAT(tried(6, usual, request), ::testing::ElementsAre(1));
+}
+
+// Where offload without stages fits, it is not tried with them.
+TEST_F(Fit, OffloadsFromStagesOnlyIfNothingElseFits) {
+  GptConfig config = test::small_gpt();
+  config.layers = 8;
+  config.width = 56;
+  const Model model = make_gpt(config);
+  const test::RandomTokens data(11, 61, true);
+  TrainerOptions options = options_of(2);
+  options.strategy = "no_shard";  // the state of blocks is most of the memory
+  options.micro_batch = 1;
+  FitRequest request = pipeline_request(kPlenty);
+  std::erase(request.kept, "offload_optimizer");
+  const FitChoice all = choose_fit({model, data}, options, request);
+  EXPECT_GT(with_pipeline(all, 1).size(), 1U);
+  EXPECT_EQ(with_pipeline(all, 2).size(), 1U);
+  std::int64_t least = kPlenty;
+  for (const FitCandidate& one : all.candidates) least = std::min(least, one.device_bytes);
+  request.device_bytes = least - 1;
+  const FitChoice small = choose_fit({model, data}, options, request);
+  EXPECT_EQ(small.best().options.pipeline.ranks, 2);
+  EXPECT_NE(small.best().values[2], "none");
 }
 
 TEST_F(Fit, CountsTheHostsMemoryAndOnACpuBothTogether) {
@@ -162,8 +255,8 @@ TEST_F(Fit, TriesParametersOnADiskAndMeasuresWhatItPredicted) {
   options.strategy = "full_shard";
   options.offload_path = folder.path("");
   FitRequest request = request_of(kPlenty);
-  request.kept = {"strategy", "recompute", "offload_optimizer", "offload_gradients",
-                  "offload_activations"};
+  request.kept = {"strategy",          "recompute",           "offload_optimizer",
+                  "offload_gradients", "offload_activations", "pipeline"};
   const FitChoice all = choose_fit({model_, data_}, options, request);
   const auto with = [&](const char* parameters) {
     return *std::ranges::find_if(all.candidates,
@@ -189,7 +282,7 @@ TEST(FitOfAQuantisedBase, TriesInputsOnTheHostAndMeasuresWhatItPredicted) {
     config.base_format = format;
     const Model model = make_gpt(config);
     FitRequest request = request_of(kPlenty);
-    request.kept = {"strategy"};
+    request.kept = {"strategy", "pipeline"};
     const FitChoice all = choose_fit({model, source}, options_of(2), request);
     for (const char* const values : {"none", "host"}) {
       const auto found = std::ranges::find_if(
@@ -204,7 +297,9 @@ TEST(FitOfAQuantisedBase, TriesInputsOnTheHostAndMeasuresWhatItPredicted) {
 
 TEST_F(Fit, SaysWhatWouldBeNeededIfNothingFits) {
   try {
-    choose(2, request_of(1000));
+    FitRequest request = request_of(1000);
+    request.kept = {"pipeline"};
+    choose(2, request);
     FAIL() << "fitted into 1000 bytes";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);

@@ -130,7 +130,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       refused("megatron_lm_context_parallel_size", kInteger, "context parallelism", "set it to 1").but({"1"}),
       refused("megatron_lm_expert_model_parallel_size", kInteger, kExperts, "set it to 1").but({"1"}),
       refused("megatron_lm_expert_tensor_parallel_size", kInteger, kExperts, "set it to 1").but({"1"}),
-      refused("megatron_lm_decoder_last_pipeline_num_layers", kInteger, "a split that tells the layers of the last stage only", "remove it and give --pipeline-split with those of each stage, embedding and head among them, or let it balance them").lifted_by("pipeline_split"),
+      used("megatron_lm_decoder_last_pipeline_num_layers", kInteger, "`--last-rank-layers N`").from(1),
       refused("megatron_lm_use_custom_fsdp", kFlag, "Megatron's FSDP", "set it to false; distributed_type: FSDP shards"),
       refused("megatron_lm_no_load_optim", kFlag, "resuming without the optimizer's state", "set it to false; --init starts from a checkpoint's parameters alone"),
       said("megatron_lm_no_save_optim", kFlag, "checkpoints have the optimizer's state; --export writes the model alone"),

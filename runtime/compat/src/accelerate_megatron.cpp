@@ -18,6 +18,16 @@ void read_pp_degree(Section& section, std::int64_t ranks) {
   section.honour(kDegree, "pipeline", *stages);
 }
 
+/// Accelerate hands it to Megatron-LM, whose other pipeline ranks have equally many layers.
+void read_last_layers(Section& section) {
+  constexpr const char* kLast = "megatron_lm_decoder_last_pipeline_num_layers";
+  const auto layers = section.integer(kLast);
+  if (!layers) return;
+  section.honour(kLast, "last_rank_layers", *layers,
+                 "blocks of the last pipeline rank, beside the head; the others have equally many "
+                 "each, and the first one the embedding");
+}
+
 void read_micro_batches(Section& section, const KnownSettings& known) {
   if (const auto steps = section.integer(kMicroBatches)) {
     section.honour(kMicroBatches, "accumulate", *steps);
@@ -78,6 +88,7 @@ void read_granularity(Section& section) {
 
 void translate_megatron_section(Section& section, std::int64_t ranks, const KnownSettings& known) {
   attempt([&] { read_pp_degree(section, ranks); });
+  read_last_layers(section);
   read_micro_batches(section, known);
   read_gradient_clipping(section);
   read_distributed_optimizer(section);

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "megatron_layout.h"
 #include "optimizer_names.h"
 #include "scalar.h"
 #include "tessera/core/error.h"
@@ -303,6 +304,11 @@ constexpr Alias kAliases[] = {
     {"--parallelism.pipeline-parallel-schedule-csv", "--pipeline-schedule"},
     {"--parallelism.pipeline-parallel-microbatch-size", "--micro-batch"},
     {"--num-virtual-stages-per-pipeline-rank", "--virtual-stages"},
+    {"--num-layers-per-virtual-pipeline-stage", "--layers-per-virtual-stage"},
+    {"--decoder-first-pipeline-num-layers", "--first-rank-layers"},
+    {"--decoder-last-pipeline-num-layers", "--last-rank-layers"},
+    {"--megatron-lm-decoder-last-pipeline-num-layers", "--last-rank-layers"},
+    {"--pipeline-model-parallel-layout", "--pipeline-split", compat::split_of_layout},
 };
 
 constexpr std::string_view kOtherParallelism =
@@ -381,12 +387,6 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--total-batch-size", kSizes},
     {"--global-batch-size", kSizes},
     {"--use-megatron-lm", "say how the model is divided: --pipeline, --strategy", true},
-    {"--num-layers-per-virtual-pipeline-stage",
-     "say how many stages a pipeline rank has: --virtual-stages, the model's layers / --pipeline / "
-     "layers of a stage"},
-    {"--decoder-first-pipeline-num-layers", kLayersOfStages},
-    {"--decoder-last-pipeline-num-layers", kLayersOfStages},
-    {"--pipeline-model-parallel-layout", kLayersOfStages},
     {"--parallelism.pipeline-parallel-layers-per-stage", kLayersOfStages},
     {"--parallelism.module-fqns-per-model-part", kLayersOfStages},
     {"--account-for-embedding-in-pipeline-split", kCounted, true},
@@ -411,7 +411,6 @@ constexpr FlagWithoutCounterpart kMissing[] = {
     {"--expert-model-parallel", kOtherParallelism, false, "1"},
     {"--expert-tensor-parallel", kOtherParallelism, false, "1"},
     {"--nodes", kNodes},
-    {"--megatron-lm-decoder-last-pipeline-num-layers", kLayersOfStages},
     {"--megatron-lm-tp-degree", kOtherParallelism, false, "1"},
     {"--megatron-lm-context-parallel-size", kOtherParallelism, false, "1"},
     {"--megatron-lm-expert-", "there are no layers with experts", false, "1"},

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <tuple>
 #include <utility>
 
+#include "divisors.h"
 #include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
@@ -18,6 +21,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kStrategySetting = "strategy";
+constexpr const char* kPipelineSetting = "pipeline";
 constexpr const char* kScheduleSetting = "pipeline_schedule";
 
 bool contains(const std::vector<std::string>& names, std::string_view name) {
@@ -51,18 +55,63 @@ TrainerOptions with_value(const TrainerOptions& options, const std::string& sett
     return changed;
   }
   TrainerOptions changed = options;
-  row_of(setting).write(changed, value);
+  const BoundSetting<TrainerOptions>& row = row_of(setting);
+  const bool is_number = row.setting.type == SettingType::kInteger;
+  row.write(changed, is_number ? nlohmann::json(std::stoi(value)) : nlohmann::json(value));
+  PipelineSplit& pipeline = changed.pipeline;
+  const bool is_of_stages = setting == kPipelineSetting || setting == kScheduleSetting;
+  if (is_of_stages && !contains(kept, "virtual_stages") && pipeline.layers.counts.empty()) {
+    pipeline.virtual_stages = 0;  // as the order has it
+  }
+  if (setting == kPipelineSetting && pipeline.ranks != options.pipeline.ranks) {
+    // Resolved options have these from the number of pipeline ranks before.
+    if (!contains(kept, "tied_apart")) pipeline.tied_apart.reset();
+    if (!contains(kept, "replicas")) changed.replicas = 0;
+    const SampleDivision division = sample_division(options);
+    const auto steps = division.micro_steps_among(options.ranks / pipeline.ranks);
+    require(steps && *steps <= kMaxAccumulate, ErrorCode::kConfig, "pipeline is ", value,
+            ", for which a step has too many micro-steps");
+    changed.accumulate = static_cast<int>(*steps);  // the same samples in a step
+  }
   return changed;
+}
+
+/// Whether the user has said how many stages there are. Resolved options have a number always.
+bool has_own_stages(const PipelineSplit& split, const std::vector<std::string>& kept) {
+  return contains(kept, "virtual_stages") || !split.layers.counts.empty();
+}
+
+/// The numbers of pipeline ranks to try, the fewest first: one alone where the user has said how
+/// stages are made, which is for a certain number.
+std::vector<std::string> pipelines_to_try(const TrainerOptions& options, const Model& model,
+                                          const std::vector<std::string>& kept) {
+  const PipelineSplit& split = options.pipeline;
+  const bool is_decided = split.ranks > 1 || has_own_stages(split, kept) ||
+                          split.waits_for_blocks() || !split.schedule.listed.empty();
+  if (is_decided) return {concat(split.ranks)};
+  std::vector<std::string> values;
+  for (const std::int64_t ranks : divisors(options.ranks)) {
+    if (ranks <= std::ssize(model.layers)) values.push_back(concat(ranks));
+  }
+  return values;
+}
+
+/// The text of a setting's value.
+std::string value_text(const std::string& setting, const TrainerOptions& options) {
+  const nlohmann::json value = row_of(setting).read(options);
+  if (value.is_null()) return "";
+  return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
 /// The values that a setting may become: nothing goes to a disk without --offload-path.
 std::vector<std::string> values_to_try(const FitAxis& axis, const TrainerOptions& options,
-                                       const std::vector<std::string>& kept) {
-  if (is_kept(kept, axis.setting)) return {row_of(axis.setting).read(options).get<std::string>()};
+                                       const Model& model, const std::vector<std::string>& kept) {
+  if (is_kept(kept, axis.setting)) return {value_text(axis.setting, options)};
+  if (axis.setting == kPipelineSetting) return pipelines_to_try(options, model, kept);
   std::vector<std::string> values = axis.values;
-  // Without stages there is one order, and so many stages on a rank are for some alone.
-  const bool has_orders = options.pipeline.ranks > 1 && options.pipeline.virtual_stages == 0 &&
-                          options.pipeline.layers.counts.empty();
+  // So many stages on a rank are for some orders alone.
+  const bool has_orders =
+      !has_own_stages(options.pipeline, kept) && !options.pipeline.waits_for_blocks();
   if (axis.setting == kScheduleSetting && !has_orders) {
     return {options.pipeline.schedule.order ? to_string(options.pipeline.schedule)
                                             : values.front()};
@@ -73,14 +122,24 @@ std::vector<std::string> values_to_try(const FitAxis& axis, const TrainerOptions
   return values;
 }
 
-/// Every combination, in the order of the axes: the values of the last one change first.
-std::vector<std::vector<std::string>> combinations(const TrainerOptions& options,
-                                                   const std::vector<std::string>& kept) {
-  std::vector<std::vector<std::string>> all{{}};
+using Combination = std::vector<std::string>;
+
+const std::string& value_of(const Combination& values, std::string_view setting) {
+  const auto axis = std::ranges::find(fit_axes(), setting, &FitAxis::setting);
+  return values[static_cast<std::size_t>(axis - fit_axes().begin())];
+}
+
+/// Every combination, in the order of the axes: the values of the last one change first. Without
+/// stages there is one order.
+std::vector<Combination> combinations(const TrainerOptions& options, const Model& model,
+                                      const std::vector<std::string>& kept) {
+  std::vector<Combination> all{{}};
+  std::string first_order;
   for (const FitAxis& axis : fit_axes()) {
-    const std::vector<std::string> values = values_to_try(axis, options, kept);
-    std::vector<std::vector<std::string>> longer;
-    for (const auto& combination : all) {
+    const std::vector<std::string> values = values_to_try(axis, options, model, kept);
+    if (axis.setting == kScheduleSetting) first_order = values.front();
+    std::vector<Combination> longer;
+    for (const Combination& combination : all) {
       for (const std::string& value : values) {
         longer.push_back(combination);
         longer.back().push_back(value);
@@ -88,7 +147,25 @@ std::vector<std::vector<std::string>> combinations(const TrainerOptions& options
     }
     all = std::move(longer);
   }
+  std::erase_if(all, [&](const Combination& values) {
+    return value_of(values, kPipelineSetting) == "1" &&
+           value_of(values, kScheduleSetting) != first_order;
+  });
   return all;
+}
+
+/// Whether a combination offloads what the options do not, and has other pipeline ranks than these
+/// or another order than the first: the last resort, for which many plans would be made.
+bool is_pipelined_offload(const Combination& values, const TrainerOptions& options,
+                          const std::string& first_order) {
+  if (value_of(values, kPipelineSetting) == concat(options.pipeline.ranks) &&
+      value_of(values, kScheduleSetting) == first_order) {
+    return false;
+  }
+  return std::ranges::any_of(fit_axes(), [&](const FitAxis& axis) {
+    return axis.setting.starts_with("offload_") &&
+           value_of(values, axis.setting) != value_text(axis.setting, options);
+  });
 }
 
 std::optional<FitExcess> excess_of(const FitCandidate& candidate, const FitRequest& request) {
@@ -109,11 +186,15 @@ std::string words_of(const FitCandidate& candidate) {
   return words;
 }
 
-/// The fitting ones by time, then the others by what they need.
+/// The fitting ones by time, of equals those with fewer pipeline ranks; then the others by what
+/// they need.
 void sort(std::vector<FitCandidate>& candidates) {
   std::ranges::stable_sort(candidates, [](const FitCandidate& a, const FitCandidate& b) {
     if (a.excess.has_value() != b.excess.has_value()) return !a.excess;
-    if (!a.excess) return *a.step_seconds < *b.step_seconds;
+    if (!a.excess) {
+      const int ranks = a.options.pipeline.ranks, others = b.options.pipeline.ranks;
+      return std::tie(*a.step_seconds, ranks) < std::tie(*b.step_seconds, others);
+    }
     return a.device_bytes < b.device_bytes;
   });
 }
@@ -147,6 +228,7 @@ const std::vector<FitAxis>& fit_axes() {
                                 {"offload_gradients", {"none", "host"}},
                                 {"offload_parameters", {"none", "host:0.5", "host", "disk"}},
                                 {"offload_activations", {"none", "host"}},
+                                {kPipelineSetting, {}},
                                 {kScheduleSetting, {"1f1b", "interleaved", "zb-h1", "zb-v"}}};
   }();
   return axes;
@@ -187,9 +269,9 @@ class StageSplits {
   explicit StageSplits(const RunInputs& inputs) : inputs_(inputs) {}
 
   TrainerOptions with_split(TrainerOptions options) {
-    const TrainerOptions full = resolved(options);
+    const TrainerOptions full = resolved_for(inputs_.model, options);
     if (full.pipeline.stages() == 1 || !full.pipeline.layers.counts.empty()) return options;
-    const auto key = to_string(full.pipeline.schedule);
+    const auto key = concat(full.pipeline.ranks, " ", to_string(full.pipeline.schedule));
     if (!splits_.contains(key)) splits_[key] = balanced_layers(inputs_, full);
     options.pipeline.layers = splits_.at(key);
     return options;
@@ -209,59 +291,108 @@ SimulatedStep predict_step(const TrainingPlan& plan, const Cluster& cluster) {
                        plan.inputs.model, executor_options(timed), cluster);
 }
 
-FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
-                     const FitRequest& request) {
-  TrainerOptions here = options;
-  here.trace = {};  // decides nothing of memory or virtual time
-  FitChoice choice;
-  const auto all = combinations(here, request.kept);
-  std::set<std::size_t> schedules;  // hashes of their texts
-  std::string refusal;
-  StageSplits splits(inputs);
-  const auto options_of = [&](std::size_t i) -> std::optional<TrainerOptions> {
-    TrainerOptions changed = splits.with_split(with_fit(here, all[i], request.kept));
-    const TrainerOptions full = resolved(changed);
-    const ModelLayout layout = make_layout(inputs.model, full);
+namespace {
+
+/// Plans combinations and keeps what is known of each.
+class FitTrials {
+ public:
+  FitTrials(const RunInputs& inputs, const TrainerOptions& options, const FitRequest& request)
+      : inputs_(inputs), options_(options), request_(request), splits_(inputs) {
+    options_.trace = {};  // decides nothing of memory or virtual time
+  }
+
+  void run(const std::vector<Combination>& all) {
+    first_fit({.inputs = inputs_,
+               .candidates = all.size(),
+               .options = [&](std::size_t i) { return options_of(all[i]); },
+               .takes =
+                   [&](std::size_t i, const TrainingPlan& plan) {
+                     add(all[i], plan);
+                     return false;  // all are listed
+                   },
+               .refused =
+                   [&](const Error& error) {
+                     if (refusal_.empty()) refusal_ = error.what();
+                     ++choice_.refused;
+                   }});
+  }
+
+  bool any_fits() const {
+    return std::ranges::any_of(choice_.candidates, [](const auto& one) { return !one.excess; });
+  }
+  FitChoice& choice() { return choice_; }
+  const std::string& refusal() const { return refusal_; }
+
+ private:
+  TrainerOptions changed(const Combination& values) {
+    return splits_.with_split(with_fit(options_, values, request_.kept));
+  }
+
+  /// Nothing if another combination is the same schedule.
+  std::optional<TrainerOptions> options_of(const Combination& values) {
+    TrainerOptions own = changed(values);
+    const TrainerOptions full = resolved_for(inputs_.model, own);
+    const ModelLayout layout = make_layout(inputs_.model, full);
     std::string text;
-    for (const Schedule& of_rank : plan_step(layout, plan_options(full, inputs, layout)).ranks) {
+    for (const Schedule& of_rank : plan_step(layout, plan_options(full, inputs_, layout)).ranks) {
       text += text_without_policy(of_rank);
     }
-    if (!schedules.insert(std::hash<std::string>{}(text)).second) return std::nullopt;
-    return changed;
-  };
-  first_fit({.inputs = inputs,
-             .candidates = all.size(),
-             .options = options_of,
-             .takes =
-                 [&](std::size_t i, const TrainingPlan& plan) {
-                   FitCandidate candidate{
-                       .values = all[i],
-                       .options = splits.with_split(with_fit(here, all[i], request.kept)),
-                       .device_bytes = device_bytes(plan),
-                       .host_bytes = plan.host_memory.total};
-                   candidate.excess = excess_of(candidate, request);
-                   if (!candidate.excess) {
-                     candidate.step_seconds = predict_step(plan, request.cluster).seconds;
-                   }
-                   choice.candidates.push_back(std::move(candidate));
-                   return false;  // all are listed
-                 },
-             .refused =
-                 [&](const Error& error) {
-                   if (refusal.empty()) refusal = error.what();
-                   ++choice.refused;
-                 }});
-  require(!choice.candidates.empty(), ErrorCode::kConfig, refusal);
-  sort(choice.candidates);
-  const FitCandidate& best = choice.best();
+    if (!schedules_.insert(std::hash<std::string>{}(text)).second) return std::nullopt;
+    return own;
+  }
+
+  void add(const Combination& values, const TrainingPlan& plan) {
+    FitCandidate candidate{.values = values,
+                           .options = changed(values),
+                           .device_bytes = device_bytes(plan),
+                           .host_bytes = plan.host_memory.total};
+    candidate.excess = excess_of(candidate, request_);
+    if (!candidate.excess) candidate.step_seconds = predict_step(plan, request_.cluster).seconds;
+    choice_.candidates.push_back(std::move(candidate));
+  }
+
+  const RunInputs& inputs_;
+  TrainerOptions options_;
+  const FitRequest& request_;
+  StageSplits splits_;
+  std::set<std::size_t> schedules_;  // hashes of their texts
+  std::string refusal_;
+  FitChoice choice_;
+};
+
+void require_fit(const FitCandidate& best, const FitRequest& request) {
   require(!best.excess, ErrorCode::kOutOfMemory,
-          "no combination of strategy, recomputation and offload fits ",
+          "no combination of strategy, recomputation, offload and pipeline ranks fits ",
           format_bytes(request.device_bytes), " per rank: the smallest one needs ",
           format_bytes(best.device_bytes), " and ", format_bytes(best.host_bytes),
           " of the host's memory (", words_of(best), "; ",
           to_string(best.excess.value_or(FitExcess{})),
           "); give more memory, a smaller `micro_batch` with more `accumulate`, more ranks, or a "
           "smaller model");
+}
+
+}  // namespace
+
+FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
+                     const FitRequest& request) {
+  std::vector<Combination> all = combinations(options, inputs.model, request.kept);
+  const std::string first_order = value_of(all.front(), kScheduleSetting);
+  const auto later = std::stable_partition(all.begin(), all.end(), [&](const Combination& values) {
+    return !is_pipelined_offload(values, options, first_order);
+  });
+  FitTrials trials(inputs, options, request);
+  trials.run(std::vector<Combination>(all.begin(), later));
+  if (!trials.any_fits()) {
+    std::vector<Combination> rest(later, all.end());
+    std::erase_if(rest, [&](const Combination& values) {  // which keep more than the first order
+      return value_of(values, kScheduleSetting) != first_order;
+    });
+    trials.run(rest);
+  }
+  FitChoice choice = std::move(trials.choice());
+  require(!choice.candidates.empty(), ErrorCode::kConfig, trials.refusal());
+  sort(choice.candidates);
+  require_fit(choice.best(), request);
   std::size_t timed = 0;
   for (FitCandidate& candidate : choice.candidates) {
     if (candidate.step_seconds || timed == kTimedMisses) continue;

@@ -13,8 +13,22 @@
 // How a run is divided into stages: what options say, as values and as texts.
 namespace tessera {
 
+namespace {
+
+/// How many stages each pipeline rank has of a split that the user has written; 0: it does not say.
+int virtual_stages_of(const PipelineSplit& pipeline) {
+  const auto stages = static_cast<int>(pipeline.layers.counts.size());
+  const bool several = pipeline.ranks > 1 && stages > pipeline.ranks;
+  return several && stages % pipeline.ranks == 0 ? stages / pipeline.ranks : 0;
+}
+
+}  // namespace
+
 PipelineSplit resolved_pipeline(PipelineSplit pipeline) {
   PipelineSchedule& schedule = pipeline.schedule;
+  if (pipeline.virtual_stages == 0 && schedule.order != PipelineOrder::kListed) {
+    pipeline.virtual_stages = virtual_stages_of(pipeline);
+  }
   if (!schedule.order) {
     schedule.order = pipeline.virtual_stages > 1 ? PipelineOrder::kInterleaved
                                                  : PipelineOrder::kOneForwardOneBackward;
@@ -39,6 +53,16 @@ int PipelineSplit::stages() const {
     return static_cast<int>(stage_ranks(schedule.listed).size());
   }
   return ranks * std::max(virtual_stages, 1);
+}
+
+std::vector<int> PipelineSplit::ranks_of_stages() const {
+  std::vector<int> of_stages = schedule.listed.empty()
+                                   ? stage_ranks(*schedule.order, ranks, stages())
+                                   : stage_ranks(schedule.listed);
+  for (int stage = 0; static_cast<int>(of_stages.size()) < stages(); ++stage) {
+    of_stages.push_back(stage % ranks);
+  }
+  return of_stages;
 }
 
 std::string to_string(const PipelineSchedule& schedule) {

@@ -90,22 +90,11 @@ SplitCost cost_of(const std::vector<int>& counts, const std::vector<int>& rank_o
   return cost;
 }
 
-std::vector<int> ranks_of_stages(const PipelineSplit& pipeline) {
-  const int stages = pipeline.stages();
-  std::vector<int> ranks = pipeline.schedule.listed.empty()
-                               ? stage_ranks(*pipeline.schedule.order, pipeline.ranks, stages)
-                               : stage_ranks(pipeline.schedule.listed);
-  for (int stage = 0; static_cast<int>(ranks.size()) < stages; ++stage) {
-    ranks.push_back(stage % pipeline.ranks);
-  }
-  return ranks;
-}
-
 /// Lets a stage give a layer to another, and those in between pass one on, as long as that makes
 /// the slowest rank faster, or else stages more equal.
 void improve(std::vector<int>& counts, const PipelineSplit& pipeline,
              const std::vector<double>& costs, const std::vector<double>& parameters) {
-  const std::vector<int> ranks = ranks_of_stages(pipeline);
+  const std::vector<int> ranks = pipeline.ranks_of_stages();
   SplitCost best = cost_of(counts, ranks, costs, parameters);
   for (bool improves = true; improves;) {
     improves = false;

@@ -23,7 +23,7 @@ std::uint64_t hash_of_sums(const Model& model, const TrainerOptions& resolved) {
 
 BitsByStrategy compare_bits(const Model& model, const TrainerOptions& given) {
   // Where state lies changes no sum, and not every strategy can have it everywhere.
-  TrainerOptions options = given;
+  TrainerOptions options = resolved_for(model, given);
   options.offload_optimizer = options.offload_parameters = options.offload_gradients = {};
   const std::uint64_t own = hash_of_sums(model, options);
   BitsByStrategy result;

@@ -100,6 +100,7 @@ void check_pipeline(TrainerOptions& options) {
           ", but ranks is ", options.ranks,
           ": each stage has the same number of ranks; choose a `pipeline.ranks` that divides the "
           "ranks");
+  if (pipeline.waits_for_blocks()) return;
   pipeline = resolved_pipeline(pipeline);
   const int stages = pipeline.stages();
   const std::vector<int>& counts = pipeline.layers.counts;

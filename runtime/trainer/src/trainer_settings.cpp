@@ -232,6 +232,20 @@ std::vector<Row> pipeline_rows() {
               "layers of each stage, like 4,5,2; the embedding and the head are layers [such that "
               "the slowest stage is as fast as can be]",
               check_layers, MustAgree::kAll),
+          bound<&O::pipeline, &P::stage_blocks>(
+              "layers_per_virtual_stage",
+              "blocks of each stage, beside the embedding and the head, which decides "
+              "`virtual_stages` and `pipeline.layers`, as Megatron-LM's "
+              "--num-layers-per-virtual-pipeline-stage",
+              {.minimum = 1, .maximum = kMaxInt}),
+          bound<&O::pipeline, &P::first_blocks>(
+              "first_rank_layers",
+              "blocks of the first pipeline rank, beside the embedding; the others have equally "
+              "many each, as Megatron-LM's --decoder-first-pipeline-num-layers",
+              {.minimum = 1, .maximum = kMaxInt}),
+          bound<&O::pipeline, &P::last_blocks>(
+              "last_rank_layers", "the same of the last pipeline rank, beside the head",
+              {.minimum = 1, .maximum = kMaxInt}),
           bound<&O::pipeline, &P::prefetch>(
               "pipeline_prefetch",
               "messages that a stage may receive ahead of the one it uses, and have on their way",

@@ -302,10 +302,19 @@ std::int64_t evaluation_steps(const TrainerOptions& resolved) {
   return evaluation_division(resolved).steps_for(resolved.evaluation_samples);
 }
 
+TrainerOptions resolved_for(const Model& model, const TrainerOptions& options) {
+  TrainerOptions full = resolved(options);
+  PipelineSplit& pipeline = full.pipeline;
+  if (!pipeline.stage_blocks && !pipeline.first_blocks && !pipeline.last_blocks) return full;
+  // The `layers` of a plan's options are those that the blocks have given.
+  pipeline = with_blocks(options.pipeline, static_cast<int>(model.layers.size()));
+  return resolved(full);
+}
+
 TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options) {
   const auto& [model, source, evaluation] = inputs;
   check(model);
-  TrainingPlan result{{}, inputs, resolved(options)};
+  TrainingPlan result{{}, inputs, resolved_for(model, options)};
   check_groups(result.options.optimizer.groups, model);
   const std::string other_strategy = strategy_note(result.options);
   if (!other_strategy.empty()) result.notes.push_back(other_strategy);

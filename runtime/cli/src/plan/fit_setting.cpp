@@ -58,19 +58,28 @@ std::string offload_of(const FitCandidate& candidate) {
   return offload.empty() ? "-" : offload;
 }
 
-/// Whether an axis has a column of its own: the order of stages only where there are some.
-bool has_column(const FitAxis& axis, const FitCandidate& candidate) {
-  if (axis.setting == "pipeline_schedule") return candidate.options.pipeline.ranks > 1;
-  return !axis.setting.starts_with(kOffload);
-}
+/// Columns of a table beside memory and time.
+struct FitColumns {
+  bool offload = true;
+  bool stages = false;  ///< some row has several pipeline ranks
+
+  /// Whether an axis has a column of its own.
+  bool has(const FitAxis& axis) const {
+    return axis.setting.starts_with("pipeline") ? stages : !axis.setting.starts_with(kOffload);
+  }
+};
 
 /// The cells of a row.
-std::vector<std::string> row_of(const FitCandidate& candidate, bool is_chosen, bool with_offload) {
+std::vector<std::string> row_of(const FitCandidate& candidate, bool is_chosen,
+                                const FitColumns& columns) {
   std::vector<std::string> row;
+  const bool one_rank = candidate.options.pipeline.ranks == 1;
   for (std::size_t i = 0; i < candidate.values.size(); ++i) {
-    if (has_column(fit_axes()[i], candidate)) row.push_back(candidate.values[i]);
+    const FitAxis& axis = fit_axes()[i];
+    const bool has_none = one_rank && axis.setting == "pipeline_schedule";
+    if (columns.has(axis)) row.push_back(has_none ? "-" : candidate.values[i]);
   }
-  if (with_offload) row.push_back(offload_of(candidate));
+  if (columns.offload) row.push_back(offload_of(candidate));
   std::string note = is_chosen ? "chosen" : "";
   if (candidate.excess) {
     note = concat(candidate.excess->memory, " +", format_bytes(candidate.excess->bytes));
@@ -82,16 +91,18 @@ std::vector<std::string> row_of(const FitCandidate& candidate, bool is_chosen, b
 
 /// The lines of a table of `shown`, of which `best` is chosen; the first is the heading.
 std::vector<std::string> table_of(const std::vector<const FitCandidate*>& shown,
-                                  const FitCandidate& best, bool with_offload) {
+                                  const FitCandidate& best, const FitColumns& columns) {
   std::vector<std::string> heading;
   for (const FitAxis& axis : fit_axes()) {
-    if (has_column(axis, best)) heading.push_back(axis.setting);
+    if (columns.has(axis)) {
+      heading.push_back(axis.setting == "pipeline_schedule" ? "schedule" : axis.setting);
+    }
   }
-  if (with_offload) heading.emplace_back("offload");
+  if (columns.offload) heading.emplace_back("offload");
   for (const char* const column : {"device", "host", "step, ms", ""}) heading.emplace_back(column);
   TextTable table(heading);
   for (const FitCandidate* candidate : shown) {
-    table.add(row_of(*candidate, candidate == &best, with_offload));
+    table.add(row_of(*candidate, candidate == &best, columns));
   }
   std::ostringstream text;
   table.print(text);
@@ -100,17 +111,37 @@ std::vector<std::string> table_of(const std::vector<const FitCandidate*>& shown,
   return lines;
 }
 
-/// A table in which offload has a column, or where that is too wide, lines of its own.
+/// A line for the columns that a row has not: "  pipeline 2 zb-h1 offload opt"; "" for nothing.
+std::string line_below(const FitCandidate& candidate, const FitColumns& columns, bool staged) {
+  std::string line;
+  const PipelineSplit& pipeline = candidate.options.pipeline;
+  if (staged && !columns.stages) {
+    line += concat("  pipeline ", pipeline.ranks);
+    if (pipeline.ranks > 1) line += concat(" ", candidate.values.back());
+  }
+  const std::string offload = offload_of(candidate);
+  if (!columns.offload && offload != "-") line += concat("  offload ", offload);
+  return line;
+}
+
+/// A table in which offload and stages have columns, or where that is too wide, lines of their own.
 void print_table(std::ostream& out, const std::vector<const FitCandidate*>& shown,
                  const FitCandidate& best) {
-  std::vector<std::string> lines = table_of(shown, best, true);
-  const bool wide = std::ranges::max(lines, {}, &std::string::size).size() > kWidestTable;
-  if (wide) lines = table_of(shown, best, false);
+  const bool staged = std::ranges::any_of(
+      shown, [](const FitCandidate* one) { return one->options.pipeline.ranks > 1; });
+  FitColumns columns{.offload = true, .stages = staged};
+  std::vector<std::string> lines = table_of(shown, best, columns);
+  const auto narrow = [&](bool& column) {
+    if (!column || std::ranges::max(lines, {}, &std::string::size).size() <= kWidestTable) return;
+    column = false;
+    lines = table_of(shown, best, columns);
+  };
+  narrow(columns.offload);
+  narrow(columns.stages);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     out << lines[i] << '\n';
-    if (!wide || i == 0) continue;
-    const std::string offload = offload_of(*shown[i - 1]);
-    if (offload != "-") out << "  offload " << offload << '\n';
+    const std::string more = i > 0 ? line_below(*shown[i - 1], columns, staged) : "";
+    if (!more.empty()) out << more << '\n';
   }
 }
 
@@ -125,19 +156,21 @@ std::int64_t host_bytes_here(const TrainerOptions& options) {
 }  // namespace
 
 std::vector<Setting> fit_settings() {
-  return {{.name = "fit",
-           .help = "choose strategy, recomputation and offload: the combination with the least "
-                   "predicted step time whose memory per rank is within this budget, like 4GiB, "
-                   "or auto: within --memory-limit, or what there is; of these settings those "
-                   "that are given stay",
-           .group = "Sharding",
-           .check = check_budget},
-          {.name = "fit_profile",
-           .fallback = "h100-sxm",
-           .help = "by which machine --fit predicts step times: " +
-                   tessera::joined(builtin_profiles()) +
-                   ", or a file that tessera calibrate has written",
-           .group = "Sharding"}};
+  return {
+      {.name = "fit",
+       .help = "choose strategy, recomputation, offload, and the ranks and order of a pipeline: "
+               "the combination with the least predicted step time whose memory per rank is "
+               "within this budget, like 4GiB, or auto: within --memory-limit, or what there "
+               "is; of these settings those that are given stay; with --pipeline P that it "
+               "has chosen, --accumulate is P times as much, for the same samples in a step",
+       .group = "Sharding",
+       .check = check_budget},
+      {.name = "fit_profile",
+       .fallback = "h100-sxm",
+       .help =
+           "by which machine --fit predicts step times: " + tessera::joined(builtin_profiles()) +
+           ", or a file that tessera calibrate has written",
+       .group = "Sharding"}};
 }
 
 FitRequest fit_request(const Config& config, const TrainerOptions& options, bool runs_here) {
@@ -151,8 +184,9 @@ FitRequest fit_request(const Config& config, const TrainerOptions& options, bool
   for (const FitAxis& axis : fit_axes()) {
     if (config.given(axis.setting)) request.kept.push_back(axis.setting);
   }
-  for (const char* const setting : {"parameter_placement", "gradient_placement",
-                                    "optimizer_placement", "replicas", "reshard_after_forward"}) {
+  for (const char* const setting :
+       {"parameter_placement", "gradient_placement", "optimizer_placement", "replicas",
+        "reshard_after_forward", "virtual_stages", "tied_apart"}) {
     if (config.given(setting)) request.kept.emplace_back(setting);
   }
   const auto budget = config.get<std::string>("fit");
@@ -185,13 +219,18 @@ FitChoice apply_fit(Config& config, TrainerOptions& options, const RunInputs& in
       std::rotate(choice.candidates.begin(), same, same + 1);
     }
   }
+  const int micro_steps = options.accumulate;
+  options = with_fit(options, values, request.kept);
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::string& setting = fit_axes()[i].setting;
-    if (std::ranges::find(request.kept, setting) == request.kept.end()) {
+    if (std::ranges::find(request.kept, setting) != request.kept.end()) continue;
+    if (setting == "pipeline") {
+      config.set_effective(setting, options.pipeline.ranks);
+    } else {
       config.set_effective(setting, values[i]);
     }
   }
-  options = with_fit(options, values, request.kept);
+  if (options.accumulate != micro_steps) config.set_effective("accumulate", options.accumulate);
   options.pipeline.layers = choice.best().options.pipeline.layers;
   return choice;
 }
@@ -213,6 +252,12 @@ void print_fit(std::ostream& out, const FitChoice& choice, const FitRequest& req
   if (choice.refused > 0) {
     out << "; " << counted(choice.refused, "combination") << " cannot be planned";
   }
+  const TrainerOptions& best = choice.best().options;
+  const bool has_chosen = std::ranges::find(request.kept, "pipeline") == request.kept.end();
+  if (has_chosen && best.pipeline.ranks > 1) {
+    out << "\npipeline: of " << best.pipeline.ranks << " ranks, with accumulate " << best.accumulate
+        << ", for the same samples in a step";
+  }
   out << "\noffload: optimizer state, parameters, gradients, activations in the host's memory\n"
          "or @disk; opt:0.5: that of half of the units\n";
 }
@@ -224,6 +269,8 @@ nlohmann::ordered_json to_json(const FitChoice& choice, const FitRequest& reques
     for (std::size_t i = 0; i < candidate.values.size(); ++i) {
       json[fit_axes()[i].setting] = candidate.values[i];
     }
+    json["pipeline"] = candidate.options.pipeline.ranks;
+    json["accumulate"] = candidate.options.accumulate;
     json["device_bytes"] = candidate.device_bytes;
     json["host_bytes"] = candidate.host_bytes;
     json["step_seconds"] = candidate.step_seconds ? nlohmann::ordered_json(*candidate.step_seconds)

@@ -18,7 +18,8 @@ struct FitAxis {
   std::vector<std::string> values;
 };
 
-/// Strategy, recomputation, the order of a pipeline and each kind of offload: a row each.
+/// Strategy, recomputation, each kind of offload, and the ranks and the order of a pipeline: a row
+/// each. The values of "pipeline" are divisors of the ranks.
 const std::vector<FitAxis>& fit_axes();
 
 /// The memory that a rank may take, and the machine that ranks its combinations by time.
@@ -26,8 +27,10 @@ struct FitRequest {
   std::int64_t device_bytes = 0;  ///< of its device
   /// The bytes of the host's memory; on a CPU with those of the device, which is the same memory.
   std::int64_t host_bytes = std::numeric_limits<std::int64_t>::max();
-  Cluster cluster{};                ///< whose step times are predicted
-  std::vector<std::string> kept{};  ///< settings that stay as the options have them
+  Cluster cluster{};  ///< whose step times are predicted
+  /// Settings that stay as the options have them: of fit_axes(), and such as "replicas" and
+  /// "virtual_stages", which others of these decide in resolved options.
+  std::vector<std::string> kept{};
 };
 
 /// By how much a combination does not fit.
@@ -64,9 +67,12 @@ struct FitChoice {
 SimulatedStep predict_step(const TrainingPlan& plan, const Cluster& cluster);
 
 /// The combination with the least predicted step time of those whose predicted peaks fit, and what
-/// else there is. Of equal times the mildest wins: that whose values come first in fit_axes(). A
-/// pure function of its arguments and the choice of device. Throws Error{kOutOfMemory} that says
-/// what the smallest one would need if nothing fits, and Error{kConfig} if nothing can be planned.
+/// else there is. Of equal times the one with fewer pipeline ranks wins, and then the mildest: that
+/// whose values come first in fit_axes(). A step's samples stay: with P pipeline ranks instead of
+/// one it has P times as many micro-steps. Offload is tried with the first order, and with other
+/// pipeline ranks than the options have only if nothing else fits. A pure function of its arguments
+/// and the choice of device. Throws Error{kOutOfMemory} that says what the smallest one would need
+/// if nothing fits, and Error{kConfig} if nothing can be planned.
 FitChoice choose_fit(const RunInputs& inputs, const TrainerOptions& options,
                      const FitRequest& request);
 

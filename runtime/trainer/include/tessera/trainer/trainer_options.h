@@ -131,16 +131,31 @@ struct PipelineSplit {
   /// Layers of each stage, the embedding and the head among them; empty: such that the slowest
   /// stage is as fast as it can be, see balanced_layers(). A plan has them.
   StageLayers layers{};
+  // Megatron-LM counts blocks instead: the layers between the embedding and the head, which belong
+  // to the first and to the last stage. with_blocks() makes `layers` of them.
+  std::optional<int> stage_blocks{};  ///< of each stage: how many stages a pipeline rank has
+  std::optional<int> first_blocks{};  ///< of the first pipeline rank; others have equally many
+  std::optional<int> last_blocks{};   ///< of the last pipeline rank
   /// Gradients of tied parameters are added up apart for each layer and then added once, as a
   /// pipeline must, which changes bits; see make_layout(). Unset: with several stages.
   std::optional<bool> tied_apart{};
 
   /// Stages of all pipeline ranks, of resolved options.
   int stages() const;
+  /// The pipeline rank of each stage, of resolved options.
+  std::vector<int> ranks_of_stages() const;
+  /// Whether a model's blocks decide `layers`, and have not done so yet.
+  bool waits_for_blocks() const {
+    return (stage_blocks || first_blocks || last_blocks) && layers.counts.empty();
+  }
 };
 /// With its schedule and the number of stages filled in. Throws Error{kConfig} if the passes of a
 /// file are of other ranks.
 PipelineSplit resolved_pipeline(PipelineSplit pipeline);
+/// With `layers` and the number of stages that stage_blocks, first_blocks and last_blocks give a
+/// model of so many layers; unchanged where none of them is given. Throws Error{kConfig} if blocks
+/// cannot be divided so.
+PipelineSplit with_blocks(PipelineSplit pipeline, int layers);
 
 /// All of a training run but the model and the data. The defaults are those of `tessera train`.
 struct TrainerOptions {
@@ -257,7 +272,8 @@ int default_threads_per_rank(int ranks);
 /// How many of the run's ranks are on this machine.
 int ranks_on_host(const TrainerOptions& options);
 
-/// `options` with every default that depends on another option replaced by its value.
+/// `options` with every default that depends on another option replaced by its value. Stages that
+/// a model's blocks decide are left to make_training_plan().
 /// Throws Error{kConfig} that names the option, its value and what is allowed.
 TrainerOptions resolved(TrainerOptions options);
 

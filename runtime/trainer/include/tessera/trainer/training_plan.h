@@ -77,6 +77,9 @@ struct TrainingPlan : RankCosts {
   int pipeline_rank_of(int rank) const { return step.mesh().index(Axis::kPipeline, rank); }
 };
 
+/// resolved(), with the stages that the model's blocks decide; see with_blocks().
+TrainerOptions resolved_for(const Model& model, const TrainerOptions& options);
+
 /// Plans, validates and accounts. Touches no device and no data: of `source` only the shapes are
 /// used. Throws Error{kConfig} on options that do not fit together.
 TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& options);
