@@ -1,10 +1,24 @@
 #include <algorithm>
 
 #include "gpt_layers.h"
+#include "tessera/model/gpt_full_flops.h"
 
 namespace tessera {
 
-double gpt_flops_per_token(const GptConfig& config) {
+namespace {
+
+enum class CountedScores { kBelowDiagonal, kAll };
+
+/// Twice the number of positions that a query is counted with.
+double counted_positions(const GptConfig& config, std::int64_t layer, CountedScores counted) {
+  const auto length = static_cast<double>(config.context_length);
+  if (counted == CountedScores::kAll) return 2.0 * length;
+  const std::int64_t window = config.window_of(layer);
+  const double outside = window > 0 ? std::max(0.0, length - static_cast<double>(window)) : 0.0;
+  return length - outside * outside / length;
+}
+
+double flops_per_token(const GptConfig& config, CountedScores counted) {
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };
   const double width = number(config.width);
   const double queries = number(config.heads * config.head_width_used());
@@ -14,12 +28,9 @@ double gpt_flops_per_token(const GptConfig& config) {
       (2.0 * queries + 2.0 * keys) * width + mlp_matrices * number(config.mlp_width_used()) * width;
   const std::int64_t rows = config.labels.empty() ? config.vocab_size : std::ssize(config.labels);
   const double head_matrix = number(rows) * width;
-  double attention = 0.0;  // twice the mean number of positions that a query attends to
+  double attention = 0.0;
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const double length = number(config.context_length);
-    const std::int64_t window = config.window_of(layer);
-    const double outside = window > 0 ? std::max(0.0, length - number(window)) : 0.0;
-    attention += (length - outside * outside / length) * queries;
+    attention += counted_positions(config, layer, counted) * queries;
   }
   const double matrices = number(config.layers) * block_matrices + head_matrix;
   if (!config.adapter.is_set()) return 6.0 * (matrices + attention);
@@ -33,6 +44,16 @@ double gpt_flops_per_token(const GptConfig& config) {
     }
   }
   return 4.0 * matrices + 6.0 * (adapters + attention) + 2.0 * saved;
+}
+
+}  // namespace
+
+double gpt_flops_per_token(const GptConfig& config) {
+  return flops_per_token(config, CountedScores::kBelowDiagonal);
+}
+
+double gpt_full_flops_per_token(const GptConfig& config) {
+  return flops_per_token(config, CountedScores::kAll);
 }
 
 }  // namespace tessera

@@ -264,6 +264,11 @@ TEST_F(BenchCommand, ComparesTablesOfCollectives) {
   const ProgramResult result = bench({"compare", path("a.json"), path("b.json")});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("broadcast/world, 1 group of 2 ranks/float/1024/in_place"));
+  const std::string kernels = write("k1.json", google_file({100, 101, 102}));
+  const ProgramResult unlike = bench({"compare", path("a.json"), kernels});
+  EXPECT_EQ(unlike.exit_code, 2);
+  EXPECT_THAT(unlike.err, HasSubstr("a.json holds collectives, "));
+  EXPECT_THAT(unlike.err, HasSubstr("k1.json kernels"));
   const ProgramResult broken = bench({"compare", path("a.json"), write("c.json", "{}")});
   EXPECT_EQ(broken.exit_code, 2);
   EXPECT_THAT(broken.err, HasSubstr("is no result of 'tessera bench'"));

@@ -75,8 +75,8 @@ TEST_F(Compare, RunsTheMatrixInTurnsAndSaysWhichCellsAreImpossible) {
                                                std::pair("hybrid_shard 3", "impossible"),
                                                std::pair("zero1 2", "done"),
                                                std::pair("zero1 3", "impossible")));
-  EXPECT_THAT(result.err, HasSubstr("note: impossible: hybrid_shard, 3 ranks: "));
-  EXPECT_THAT(result.out, HasSubstr("impossible: hybrid_shard, 3 ranks: "));
+  EXPECT_THAT(result.err, HasSubstr("note: 2 of 4 cells cannot run; the table at the end"));
+  EXPECT_THAT(result.out, HasSubstr("hybrid_shard, 3 ranks: "));
   // Each repeat begins with another cell.
   const auto place = [&](const std::string& label) { return result.err.find(label); };
   EXPECT_LT(place("repeat 1, zero1, 2 ranks:"), place("repeat 1, hybrid_shard, 2 ranks:"));
@@ -235,7 +235,7 @@ TEST_F(Compare, PredictsEveryStrategyWithoutDataAndFitsTheScreen) {
   EXPECT_EQ(all.at("repeats_of_a_cell"), 0);
   ASSERT_EQ(all.at("cells").size(), 8U * 2 * 2 * 2 * 2);
   for (const json& cell : all.at("cells")) {
-    EXPECT_EQ(cell.at("state"), "done") << cell.at("settings");
+    EXPECT_EQ(cell.at("state"), "predicted") << cell.at("settings");
     EXPECT_GT(cell.at("predicted").at("step_seconds").get<double>(), 0.0);
     EXPECT_THAT(cell.at("predicted").at("timeline"), Not(::testing::IsEmpty()));
   }
@@ -247,6 +247,33 @@ TEST_F(Compare, PredictsEveryStrategyWithoutDataAndFitsTheScreen) {
   EXPECT_EQ(first.at("prefetch_backward"), "0");
   EXPECT_LE(widest_line(result.out.substr(0, result.out.find("\nreport "))), 80U) << result.out;
   EXPECT_FALSE(std::filesystem::exists(path("out/runs/cell-1-repeat-1.txt")));
+  EXPECT_EQ(all.at("machine").at("profile"), "h100-sxm");
+  EXPECT_FALSE(all.at("machine").contains("processor")) << "nothing ran on this one";
+  EXPECT_THAT(result.out, HasSubstr("trust them as a limit: published steps on H100"));
+}
+
+TEST_F(Compare, MicroBatchesAndReplicasAreAxes) {
+  const ProgramResult result =
+      compare({"--strategies", "hybrid_shard,full_shard", "--ranks", "8", "--micro-batches", "1,2",
+               "--replica-counts", "0,2,3", "--simulate", "h100-sxm", "--only-simulate"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json all = results();
+  ASSERT_THAT(all.at("cells"), SizeIs(12));
+  int predicted = 0;
+  for (const json& cell : all.at("cells")) {
+    const json& settings = cell.at("settings");
+    if (cell.at("state") != "predicted") continue;
+    ++predicted;
+    EXPECT_NE(settings.at("replicas"), "3");  // do not divide 8 ranks
+    EXPECT_EQ(cell.at("tokens_per_step"), settings.at("micro_batch") == "2" ? 256 : 128);
+  }
+  EXPECT_GE(predicted, 6);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("micro-batch"), HasSubstr("replicas")));
+  // Those that cannot be are told once, with all cells of a reason together.
+  EXPECT_THAT(result.err, Not(HasSubstr("impossible")));
+  const std::size_t first = result.out.find("impossible: hybrid_shard");
+  ASSERT_NE(first, result.out.npos);
+  EXPECT_EQ(result.out.find("impossible: hybrid_shard", first + 1), result.out.npos);
 }
 
 TEST_F(Compare, CellsThatDoNotFitAreImpossible) {
@@ -256,14 +283,14 @@ TEST_F(Compare, CellsThatDoNotFitAreImpossible) {
   EXPECT_EQ(here.exit_code, 0) << here.err;
   EXPECT_EQ(states().at("zero1 1"), "impossible");
   EXPECT_EQ(states().at("zero1 2"), "done");
-  EXPECT_THAT(here.err, HasSubstr("more than its limit of"));
+  EXPECT_THAT(here.out, HasSubstr("more than its limit"));
   EXPECT_GT(results().at("cells")[1].at("predicted").at("step_seconds").get<double>(), 0.0);
   const ProgramResult there = run(
       {"compare", "--model", "gpt2-1558m", "--strategies", "no_shard,full_shard", "--ranks", "64",
        "--micro-batch", "12", "--simulate", "h100-sxm", "--only-simulate", "--out", path("there")});
   EXPECT_EQ(there.exit_code, 0) << there.err;
-  EXPECT_THAT(there.err, AllOf(HasSubstr("note: impossible: no_shard, 64 ranks: each rank needs "),
-                               HasSubstr(", and h100-sxm has ")));
+  EXPECT_THAT(there.out, AllOf(HasSubstr("impossible: no_shard, 64 ranks: each rank needs "),
+                               HasSubstr("h100-sxm has ")));
 }
 
 TEST_F(Compare, TheCommandInTheReportAsksForTheSame) {

@@ -512,6 +512,59 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   explain("a.yaml");
 }
 
+TEST_F(ConfigTerminal, EscGoesBackAndTheLayerClassIsAskedByTheModel) {
+  PseudoTerminal terminal = start();
+  ASSERT_TRUE(terminal.shows("Esc goes back to the question before.")) << terminal.shown();
+  ASSERT_TRUE(terminal.shows("2. multi-GPU"));
+  terminal.type("2\r");
+  ASSERT_TRUE(terminal.shows("How many different machines"));
+  terminal.type("7\033");  // what is typed is not taken
+  ASSERT_TRUE(terminal.shows("Which type of machine are you using?")) << terminal.shown();
+  ASSERT_TRUE(terminal.shows("> 2. multi-GPU"));  // the answer that was given
+  terminal.type("\r");
+  for (const char* question :
+       {"How many different machines", "Should distributed operations", "use DeepSpeed?"}) {
+    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
+    terminal.type("\n");
+  }
+  ASSERT_TRUE(terminal.shows("use FullyShardedDataParallel? [yes/NO]: "));
+  terminal.type("yes\n");
+  ASSERT_TRUE(terminal.shows("1. 2"));
+  terminal.type("\033");  // back to a line, whose answer is now the default
+  ASSERT_TRUE(terminal.shows("use FullyShardedDataParallel? [YES/no]: ")) << terminal.shown();
+  terminal.type("\n");
+  ASSERT_TRUE(terminal.shows("1. 2"));
+  terminal.type("0\r");
+  ASSERT_TRUE(terminal.shows("4. HYBRID_SHARD_ZERO2"));
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.shows("offload parameters"));
+  terminal.type("\n");
+  ASSERT_TRUE(terminal.shows("2. NO_WRAP"));
+  terminal.type("0\r");
+  ASSERT_TRUE(terminal.shows("_no_split_modules"));
+  terminal.type("no\n");
+  ASSERT_TRUE(terminal.shows("Which model do you train?")) << terminal.shown();
+  ASSERT_TRUE(terminal.shows("1. LlamaDecoderLayer (Llama)"));
+  ASSERT_TRUE(terminal.shows("8. others"));
+  terminal.type("4\r");
+  for (const char* question : {"BACKWARD_POST", "LOCAL_STATE_DICT"}) {
+    ASSERT_TRUE(terminal.shows(question));
+    terminal.type("\r");
+  }
+  for (const char* question :
+       {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}) {
+    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
+    terminal.type("\n");
+  }
+  ASSERT_TRUE(terminal.shows("How many GPU(s) should be used"));
+  terminal.type("4\n");
+  ASSERT_TRUE(terminal.shows("2. bf16"));
+  terminal.type("\n");
+  EXPECT_EQ(terminal.exit_code(), 0);
+  EXPECT_THAT(read_file(path("a.yaml")),
+              HasSubstr("fsdp_transformer_layer_cls_to_wrap: Qwen3DecoderLayer\n"));
+}
+
 TEST_F(ConfigTerminal, LinesAreEditedAndShowNoEscapes) {
   PseudoTerminal terminal = start();
   ASSERT_TRUE(terminal.shows("2. multi-GPU"));

@@ -13,6 +13,7 @@ namespace {
 using nlohmann::json;
 using test::ProgramResult;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr const char* kTemplate = TESSERA_SOURCE_DIR "/tests/model/chat/chatml.jinja";
 
@@ -199,6 +200,31 @@ TEST_F(FineTuning, SaysWhatChatsNeed) {
   EXPECT_THAT(error_of({"launch", "--processes", "2", "--", "generate", "--no-default-config",
                         "--init", init, "--chat", "--chat-template", kTemplate}),
               HasSubstr("leave out the launcher"));
+}
+
+TEST_F(FineTuning, EndsWithoutASampleUnlessThereIsAPrompt) {
+  const std::string init = base();
+  const auto tune_a_step = [&](std::vector<std::string> more) {
+    std::vector<std::string> words{"train",
+                                   "--no-default-config",
+                                   "--init",
+                                   init,
+                                   "--data",
+                                   TESSERA_SOURCE_DIR "/tests/text/alice.txt",
+                                   "--sequence-length",
+                                   "32",
+                                   "--steps",
+                                   "1"};
+    words.insert(words.end(), more.begin(), more.end());
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const std::string unasked = tune_a_step({});
+  EXPECT_THAT(unasked, HasSubstr("sample    left out: a fine-tune continues"));
+  EXPECT_THAT(unasked, Not(HasSubstr("\nsample\n")));
+  EXPECT_THAT(tune_a_step({"--prompt", "Alice", "--sample-tokens", "3"}),
+              HasSubstr("\nsample\nAlice"));
 }
 
 }  // namespace

@@ -1,7 +1,12 @@
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "cli/program.h"
 
@@ -10,6 +15,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SimulateCommand : public test::ProgramTest {
  protected:
@@ -49,8 +55,65 @@ TEST_F(SimulateCommand, SweepsSettingsAndMarksWhatNothingBeats) {
   const test::ProgramResult table =
       simulate({"--sweep", "strategy=no_shard,full_shard replicas=0,3"});
   EXPECT_EQ(table.exit_code, 0) << table.err;
-  EXPECT_THAT(table.err, HasSubstr("note: left out full_shard, 3: "));
+  EXPECT_THAT(table.err, HasSubstr("note: left out no_shard, 3; full_shard, 3: "));
   EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s/rank"), HasSubstr("best")));
+}
+
+/// Without the line breaks of a paragraph.
+std::string in_one_line(const std::string& text) {
+  return std::regex_replace(text, std::regex("\\s+"), " ");
+}
+
+TEST_F(SimulateCommand, SaysHowFarToTrustIt) {
+  const test::ProgramResult h100 = simulate({});
+  EXPECT_THAT(in_one_line(h100.out),
+              HasSubstr("trust it as a limit: published steps on H100 reach 54 to 79 %"));
+  EXPECT_THAT(in_one_line(h100.out), HasSubstr(" of 989 TFLOP/s in bf16"));
+  const test::ProgramResult a100 = simulate({"--profile", "a100-sxm", "--sweep", "micro-batch=1"});
+  EXPECT_THAT(in_one_line(a100.out),
+              HasSubstr("profile a100-sxm: a limit: no step was measured on this GPU"));
+}
+
+TEST_F(SimulateCommand, MfuIsToldInBothConventions) {
+  const auto json = nlohmann::json::parse(simulate({"--format", "json"}).out).at("runs").at(0);
+  // FLOPs per token with all scores of attention, and without those above the diagonal.
+  const double matrices = 6.0 * (12 * 12.0 * 768 * 768 + 50257.0 * 768);
+  const double attention = 12.0 * 12 * 768 * 1024;
+  EXPECT_NEAR(json.at("full_mfu").get<double>() / json.at("mfu").get<double>(),
+              (matrices + attention) / (matrices + attention / 2), 1e-12);
+  auto profile = nlohmann::json::parse(run({"simulate", "--show-profile"}).out);
+  profile["peak"]["bf16"]["value"] = 183e9;
+  std::ofstream(path("small.json")) << profile.dump();
+  const test::ProgramResult small = simulate({"--profile", path("small.json")});
+  EXPECT_THAT(in_one_line(small.out),
+              AllOf(HasSubstr(" causal (attention's"), HasSubstr(" full (all of it"),
+                    HasSubstr("of 183 GFLOP/s in bf16"), Not(HasSubstr("0 TFLOP"))));
+}
+
+TEST_F(SimulateCommand, SweepsPrintWhatIsFixedAndWriteCsv) {
+  const std::vector<std::string> flags{
+      "--sweep",         "strategy=zero2,full_shard micro-batch=1,4",
+      "--recompute",     "full",
+      "--learning-rate", "0.5"};
+  const test::ProgramResult table = simulate(flags);
+  EXPECT_THAT(in_one_line(table.out), HasSubstr(" fixed: precision bf16, ranks 8, accumulate 1, "
+                                                "sequence_length 1024, recompute full,"));
+  EXPECT_THAT(in_one_line(table.out), HasSubstr("learning_rate 0.5"));
+  std::vector<std::string> as_csv = flags;
+  as_csv.insert(as_csv.end(), {"--format", "csv"});
+  const test::ProgramResult csv = simulate(as_csv);
+  EXPECT_EQ(csv.exit_code, 0) << csv.err;
+  std::istringstream lines(csv.out);
+  std::string line;
+  std::vector<std::size_t> commas;
+  while (std::getline(lines, line)) {
+    commas.push_back(static_cast<std::size_t>(std::ranges::count(line, ',')));
+  }
+  ASSERT_EQ(commas.size(), 5U) << csv.out;
+  for (const std::size_t count : commas) EXPECT_EQ(count, commas.front());
+  EXPECT_THAT(csv.out, AllOf(testing::StartsWith("precision,ranks,accumulate,"),
+                             HasSubstr(",strategy,micro_batch,"), HasSubstr(",full_mfu,"),
+                             HasSubstr("\nbf16,8,1,1024,full,"), HasSubstr(",full_shard,4,")));
 }
 
 TEST_F(SimulateCommand, StagesOfAPipelineAreAnAxisAndHaveAPicture) {
@@ -172,6 +235,24 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
       run({"simulate", "--profile", path("cpu.json"), "--check", path("predicted/results.json")});
   EXPECT_EQ(none.exit_code, 2);
   EXPECT_THAT(none.err, HasSubstr("has no measured runs"));
+}
+
+TEST_F(SimulateCommand, HelpHasWhatConcernsAPrediction) {
+  const test::ProgramResult help = run({"help", "simulate"});
+  EXPECT_EQ(help.exit_code, 0) << help.err;
+  EXPECT_EQ(help.out, run({"simulate", "--help"}).out);
+  for (const char* flag : {"--micro-batch ", "--profile ", "--sweep ", "--optimizer ", "--wrap "}) {
+    EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + flag));
+  }
+  for (const char* flag : {"--save ", "--beta1 ", "--loss-scale ", "--eval-every ", "--bind "}) {
+    EXPECT_THAT(help.out, Not(HasSubstr(std::string("\n  ") + flag)));
+  }
+  EXPECT_THAT(help.out, HasSubstr("Other flags of 'tessera train'"));
+  EXPECT_EQ(simulate({"--save", path("s"), "--beta1", "0.8"}).exit_code, 0) << "they are taken";
+  EXPECT_EQ(run({"help", "simulat"}).exit_code, 2);
+  EXPECT_EQ(run({"help"}).exit_code, 0);
+  // Optimizers with the same default stand together.
+  EXPECT_THAT(run({"help", "train"}).out, HasSubstr("[adamw, adamw8bit: 0.9"));
 }
 
 TEST_F(SimulateCommand, WhatIsWrongIsNamed) {

@@ -121,7 +121,8 @@ TEST(Comparison, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_THAT(refusal(replaced(good, "\"version\"", "\"vversion\": 1, \"version\"")),
               HasSubstr("unknown key 'vversion'; did you mean 'version'?"));
   EXPECT_THAT(refusal(replaced(good, "\"state\": \"done\"", "\"state\": \"well\"")),
-              HasSubstr("'cells', item 1: 'state' must be missing, done, failed or impossible"));
+              HasSubstr("'cells', item 1: 'state' must be missing, done, predicted, failed or "
+                        "impossible"));
   EXPECT_THAT(refusal(replaced(good, "0.25", "-0.25")),
               HasSubstr("'repeats', item 1, 'step_seconds', item 2 must be seconds"));
   EXPECT_THAT(refusal(replaced(good, "\"optimizer\": 600", "\"optimizer\": 0.5")),

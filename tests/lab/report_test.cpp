@@ -168,6 +168,57 @@ TEST(Report, LossesThatAreNoNumbersLeaveAGap) {
   EXPECT_THAT(figure_of(to_html(all), "losses"), HasSubstr("No loss of any cell is finite."));
 }
 
+/// Nothing has run, and all values lie together.
+Comparison predictions() {
+  Comparison all = test::some_report();
+  all.repeats = 0;
+  all.machine = {{"profile", "h100-sxm"}};
+  all.cells.resize(4);
+  double number = 0.0;
+  for (ComparedCell& cell : all.cells) {
+    cell.state = CellState::kPredicted;
+    cell.runs.clear();
+    cell.timeline.clear();
+    cell.predicted->device_bytes = 1'000'000'000 + static_cast<std::int64_t>(1e7 * number);
+    cell.predicted->time->step_seconds = 0.09 + 0.001 * number++;
+  }
+  return all;
+}
+
+TEST(Report, PredictionsDoNotSpeakOfRuns) {
+  const std::string page = to_html(predictions());
+  EXPECT_THAT(page, HasSubstr("<td>predicted</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("<td>done</td>")));
+  EXPECT_THAT(page, Not(HasSubstr("What the runs ran on")));
+  EXPECT_THAT(page, HasSubstr("What the predictions are for"));
+  EXPECT_THAT(page, Not(HasSubstr("<th scope=\"col\">ms per step</th>"))) << "an empty column";
+  EXPECT_THAT(page, HasSubstr("trust them as a limit"));
+}
+
+TEST(Report, AxesOfValuesThatLieTogetherShowTheirDifferences) {
+  const Comparison all = predictions();
+  const std::string page = to_html(all);
+  EXPECT_THAT(figure_of(page, "step-time"), HasSubstr(">This axis begins at 88, not at 0.<"));
+  EXPECT_THAT(figure_of(page, "pareto"), HasSubstr("this axis begins at"));
+  EXPECT_THAT(figure_of(page, "pareto"), HasSubstr("MiB, not at 0.<"));
+  EXPECT_THAT(figure_of(page, "memory"), Not(HasSubstr("axis begins"))) << "its bars are sums";
+  expect_only_numbers(page);
+}
+
+TEST(Report, NumbersOfPointsDoNotPileUp) {
+  Comparison all = predictions();
+  for (ComparedCell& cell : all.cells) cell = all.cells.front();
+  EXPECT_THAT(figure_of(to_html(all), "pareto"), HasSubstr("class=\"number\">1, 2, 3, ...<"));
+}
+
+TEST(Report, CellsWithOneReasonAreListedOnce) {
+  Comparison all = test::some_report();
+  all.cells.push_back(all.cells.back());
+  all.cells.back().settings = {{"strategy", "zero1"}, {"ranks", "3"}};
+  EXPECT_THAT(to_html(all), HasSubstr("<b>impossible</b>: hybrid_shard, 3 ranks; zero1, 3 ranks: "
+                                      "3 ranks are not 2 replicas<"));
+}
+
 TEST(Report, WithoutADoneCellThePageSaysSo) {
   Comparison all = test::some_report();
   all.cells.erase(all.cells.begin(), all.cells.begin() + 4);
@@ -178,6 +229,15 @@ TEST(Report, WithoutADoneCellThePageSaysSo) {
       EXPECT_THAT(figure_of(page, id), HasSubstr("class=\"empty\"")) << id;
     }
   }
+}
+
+TEST(Markup, TicksAroundValuesBeginAtZeroUnlessTheyLieTogether) {
+  EXPECT_THAT(labels_of(ticks_around(1.0, 23.0)), ElementsAre("0", "5", "10", "15", "20", "25"));
+  EXPECT_THAT(labels_of(ticks_around(20.0, 23.0)), ElementsAre("19", "20", "21", "22", "23"));
+  EXPECT_EQ(ticks_around(0.0, 0.0).front().value, 0.0);
+  const std::vector<Tick> one = ticks_around(7.0, 7.0);
+  EXPECT_LT(one.front().value, 7.0);
+  EXPECT_GE(one.back().value, 7.0);
 }
 
 TEST(Markup, TicksAreRound) {

@@ -11,6 +11,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
+#include "tessera/model/gpt_full_flops.h"
 
 namespace tessera {
 namespace {
@@ -305,6 +306,19 @@ TEST(Gpt, FlopsPerTokenAreThePaperFormula) {
   const double block = 12.0 * 768 * 768;
   EXPECT_DOUBLE_EQ(make_gpt(config).flops_per_item,
                    6.0 * (12 * block + 50257.0 * 768) + 6.0 * 12 * 1024 * 768);
+}
+
+// torchtitan counts 6 * (parameters - embedding) + 12 * layers * heads * head width * length; here
+// the parameters are those of matrices.
+TEST(Gpt, FullFlopsCountAllScores) {
+  GptConfig config = gpt_preset("mistral-7b");
+  config.context_length = 8192;
+  const double matrices = 32 * (2.0 * 4096 * 4096 + 2.0 * 4096 * 1024 + 3.0 * 4096 * 14336);
+  const double full = 6.0 * (matrices + 32000.0 * 4096) + 12.0 * 32 * 32 * 128 * 8192;
+  EXPECT_DOUBLE_EQ(gpt_full_flops_per_token(config), full);
+  config.window = 0;
+  EXPECT_DOUBLE_EQ(gpt_full_flops_per_token(config), full);
+  EXPECT_DOUBLE_EQ(gpt_flops_per_token(config), full - 6.0 * 32 * 32 * 128 * 8192);
 }
 
 /// Peak memory of a pass, and what is left of it afterwards.

@@ -64,12 +64,21 @@ void check_command_word(int argc, const char* const* argv) {
           unknown_name("command", word, names));
 }
 
+/// "tessera help COMMAND" as "tessera COMMAND --help".
+std::vector<std::string> help_as_flag(std::vector<std::string> arguments) {
+  if (arguments.size() < 2 || arguments[1] != "help") return arguments;
+  arguments.erase(arguments.begin() + 1);
+  arguments.emplace_back("--help");
+  return arguments;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("Trains models with sharded data parallelism, and tells beforehand what it costs.",
                "tessera");
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   app.require_subcommand(1);
   app.formatter(std::make_shared<HelpFormat>());
+  app.footer("'tessera help COMMAND' tells the flags of a command.");
   check_command_word(argc, argv);
   std::vector<std::string> launched = take_launched(argc, argv);
   std::vector<std::string> words(argv + 1, argv + argc);
@@ -108,7 +117,8 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     bind_thread(usable_cpus());
-    const std::vector<std::string> arguments = spelt_as_ours({argv, argv + argc});
+    const std::vector<std::string> arguments =
+        spelt_as_ours(cli::help_as_flag({argv, argv + argc}));
     std::vector<const char*> words;
     for (const std::string& argument : arguments) words.push_back(argument.c_str());
     return cli::after_output(cli::run(argc, words.data()));

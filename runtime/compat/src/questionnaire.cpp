@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "scalar.h"
 #include "tessera/core/error.h"
@@ -98,10 +99,19 @@ Reading ask_line(const Question& question, const json& fallback, Prompter& promp
   return {fallback, fallback.is_null() ? "An answer is needed here." : ""};
 }
 
-json ask_until_right(const Question& question, const Answers& answers, Prompter& prompter) {
-  const json fallback =
-      question.fallback_from ? question.fallback_from(answers) : question.fallback;
+/// `earlier`: the answer before the person went back; null: none.
+json ask_until_right(const Question& question, const Answers& answers, const json& earlier,
+                     Prompter& prompter) {
+  const json fallback = !earlier.is_null()       ? earlier
+                        : question.fallback_from ? question.fallback_from(answers)
+                                                 : question.fallback;
   if (!question.note.empty()) prompter.say(question.note);
+  if (prompter.is_person() && !question.person_choices.empty()) {
+    const Question menu{
+        .key = question.key, .text = question.person_text, .choices = question.person_choices};
+    json chosen = ask_menu(menu, fallback, answers, prompter).value;
+    if (!chosen.is_null()) return chosen;
+  }
   for (;;) {
     Reading reading = question.kind == AnswerKind::kMenu
                           ? ask_menu(question, fallback, answers, prompter)
@@ -129,9 +139,25 @@ std::optional<bool> answered_yes(std::string text) {
 
 Answers ask(const std::vector<Question>& questions, Prompter& prompter) {
   Answers answers;
-  for (const Question& question : questions) {
-    if (question.asked_if && !question.asked_if(answers)) continue;
-    answers[question.key] = ask_until_right(question, answers, prompter);
+  std::vector<json> earlier(questions.size());
+  std::vector<std::pair<std::size_t, Answers>> asked;  // with the answers before each
+  for (std::size_t i = 0; i < questions.size();) {
+    const Question& question = questions[i];
+    if (question.asked_if && !question.asked_if(answers)) {
+      ++i;
+      continue;
+    }
+    try {
+      const Answers before = answers;
+      earlier[i] = ask_until_right(question, answers, earlier[i], prompter);
+      answers[question.key] = earlier[i];
+      asked.emplace_back(i++, before);
+    } catch (const WentBack&) {
+      if (asked.empty()) continue;
+      i = asked.back().first;
+      answers = asked.back().second;
+      asked.pop_back();
+    }
   }
   return answers;
 }

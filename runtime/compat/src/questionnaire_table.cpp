@@ -1,7 +1,11 @@
+#include <initializer_list>
+#include <utility>
+
 #include "questionnaire_checks.h"
 #include "questionnaire_rows.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/compat/questionnaire_document.h"
+#include "tessera/core/error.h"
 #include "tessera/trainer/trainer_options.h"
 
 // [Note: questions left out] Accelerate asks more than this program can do: other accelerators,
@@ -43,6 +47,24 @@ constexpr const char* kOnNvme = "/local_nvme";
 constexpr const char* kAboutRank =
     "`tessera launch --config FILE` reads this answer and the next. One file does for all "
     "machines, if each says its own rank: `tessera launch --node-rank N`.";
+
+/// The layer classes of the models that are trained here, and a way to type others.
+std::vector<Choice> classes_by_model() {
+  std::vector<Choice> choices;
+  for (const auto& [name, models] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"GPT2Block", "GPT-2"},
+           {"LlamaDecoderLayer", "Llama"},
+           {"MistralDecoderLayer", "Mistral"},
+           {"Qwen2DecoderLayer", "Qwen2, Qwen2.5"},
+           {"Qwen3DecoderLayer", "Qwen3"},
+           {"Phi3DecoderLayer", "Phi-3"},
+           {"Gemma2DecoderLayer", "Gemma 2"},
+           {"Gemma3DecoderLayer", "Gemma 3"}}) {
+    choices.push_back({concat(name, " (", models, ")"), name});
+  }
+  choices.push_back({"others: I type their names", nullptr});
+  return choices;
+}
 
 bool has_rank_menu(const Answers& answers) {
   return is_other(kNumMachines, 1)(answers) && answers.find(kNumMachines)->second <= kMostInMenu;
@@ -263,6 +285,8 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .text = "Specify the comma-separated list of transformer layer class names "
                "(case-sensitive) to wrap ,e.g, :`BertLayer`, `GPTJBlock`, `T5Block`, "
                "`BertLayer,BertEmbeddings,BertSelfOutput` ...?",
+       .person_text = "Which model do you train? Its blocks are wrapped: this is their class.",
+       .person_choices = classes_by_model(),
        .fallback = block_class_names().front(),
        .asked_if = is(kUseLayers, false),
        .check = check_layer_names},

@@ -19,8 +19,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kKind = "comparison";
 constexpr int kComparisonFormat = 1;
-constexpr std::array kStates{CellState::kMissing, CellState::kDone, CellState::kFailed,
-                             CellState::kImpossible};
+constexpr std::array kStates{CellState::kMissing, CellState::kDone, CellState::kPredicted,
+                             CellState::kFailed, CellState::kImpossible};
 
 Json texts_to_json(const std::vector<NamedText>& texts) {
   Json json = Json::object();
@@ -225,7 +225,7 @@ CellState state_of(const std::string& word, const std::string& place) {
   const auto found =
       std::ranges::find_if(kStates, [&](CellState state) { return to_string(state) == word; });
   require(found != kStates.end(), ErrorCode::kConfig, place,
-          ": 'state' must be missing, done, failed or impossible, not '", word, "'");
+          ": 'state' must be missing, done, predicted, failed or impossible, not '", word, "'");
   return *found;
 }
 
@@ -278,6 +278,8 @@ std::string_view to_string(CellState state) {
       return "missing";
     case CellState::kDone:
       return "done";
+    case CellState::kPredicted:
+      return "predicted";
     case CellState::kFailed:
       return "failed";
     case CellState::kImpossible:

@@ -8,7 +8,9 @@
 #include <cstddef>
 
 #include "shell_word.h"
+#include "tessera/core/error.h"
 #include "tessera/lab/pareto.h"
+#include "tessera/lab/profile_trust.h"
 
 namespace tessera {
 namespace {
@@ -52,14 +54,45 @@ struct AxisWords {
   std::string_view axis;
   std::string before, after_one, after;
 };
-const std::array<AxisWords, 5> kAxisWords{
+const std::array<AxisWords, 7> kAxisWords{
     {{"ranks", "", " rank", " ranks"},
+     {"micro_batch", "micro-batch ", "", ""},
+     {"replicas", "", " replica", " replicas"},
      {"recompute", "recompute ", "", ""},
      {"prefetch_forward", "prefetch ", "", ""},
      {"pipeline", "pipeline ", "", ""},
      {"virtual_stages", "", " stage on each", " stages on each"}}};
 
 }  // namespace
+
+std::string method_of(const Comparison& comparison) {
+  const std::string trust = comparison.profile.empty()
+                                ? ""
+                                : concat(" Simulated times are of the profile ", comparison.profile,
+                                         "; trust them as ", trust_in(comparison.profile), ".");
+  if (comparison.repeats > 0) return std::string(kMethod) + trust;
+  return concat(
+      "Nothing has run: all is predicted.", trust,
+      " Memory is what a rank needs of its device, with what a GPU takes beside the plan. Best: "
+      "the Pareto front: nothing else is both smaller and faster, by tokens per second and rank.");
+}
+
+std::vector<MissingCells> missing_cells(const Comparison& comparison) {
+  std::vector<MissingCells> all;
+  for (const ComparedCell& cell : comparison.cells) {
+    if (cell.why.empty()) continue;
+    const std::string label = cell_label(comparison, cell);
+    const auto known = std::ranges::find_if(all, [&](const MissingCells& one) {
+      return one.state == cell.state && one.why == cell.why;
+    });
+    if (known == all.end()) {
+      all.push_back({cell.state, cell.why, label});
+    } else {
+      known->cells += "; " + label;
+    }
+  }
+  return all;
+}
 
 Estimate mean_of(const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
@@ -147,6 +180,10 @@ std::string cell_label(const Comparison& comparison, const ComparedCell& cell) {
     const std::string value = cell.setting(axis);
     const auto words = std::ranges::find(kAxisWords, axis, &AxisWords::axis);
     label += label.empty() ? "" : ", ";
+    if (axis == "replicas" && value == "0") {
+      label += "its own replicas";
+      continue;
+    }
     if (words == kAxisWords.end()) {
       label += value;
       continue;

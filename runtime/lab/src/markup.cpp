@@ -173,17 +173,26 @@ std::vector<Tick> round_ticks_between(double low, double high) {
   return ticks;
 }
 
-std::vector<Tick> byte_ticks(double top) {
+std::vector<Tick> ticks_around(double low, double high) {
+  constexpr double kTogether = 0.5;  // of the highest: below it, an axis from 0 shows them apart
+  if (!(low > kTogether * high)) return round_ticks(high);
+  const double room = std::max(0.25 * (high - low), 0.02 * high);
+  return round_ticks_between(low - room, high);
+}
+
+std::vector<Tick> byte_ticks(double top) { return byte_ticks_around(0.0, top); }
+
+std::vector<Tick> byte_ticks_around(double low, double high) {
   double unit = 1.0;
-  while (top / unit >= 1024.0) unit *= 1024.0;
-  std::vector<Tick> ticks = round_ticks(top / unit);
+  while (high / unit >= 1024.0) unit *= 1024.0;
+  std::vector<Tick> ticks = ticks_around(low / unit, high / unit);
   const std::string shown = format_bytes(static_cast<std::int64_t>(unit));
   const std::string name = shown.substr(shown.find(' '));
   for (Tick& tick : ticks) {
     tick.value *= unit;
     tick.label += name;
   }
-  ticks.front().label = "0";
+  if (ticks.front().value == 0.0) ticks.front().label = "0";
   return ticks;
 }
 

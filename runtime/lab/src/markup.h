@@ -66,6 +66,11 @@ std::vector<Tick> round_ticks_between(double low, double high);
 /// Three digits: "0.123", "12.3", "1234".
 std::string short_number(double value);
 
+/// Ticks for values from `low` to `high`, which are positive: from 0, or, where all lie together,
+/// from a round number below them, so that differences show; draw_axis() says so.
+std::vector<Tick> ticks_around(double low, double high);
+std::vector<Tick> byte_ticks_around(double low, double high);
+
 /// Words at most `columns` long each line, broken after commas or, if need be, at spaces.
 std::vector<std::string> wrapped_label(std::string_view label, std::size_t columns);
 

@@ -20,7 +20,7 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
   std::optional<double> simulated;
   if (cell.predicted && cell.predicted->time) simulated = cell.predicted->time->step_seconds;
   return {cell_label(comparison, cell),
-          std::string(to_string(cell.state)) + (cell.why.empty() ? "" : ": " + cell.why),
+          std::string(to_string(cell.state)),
           milliseconds(time ? std::optional(time->value) : std::nullopt),
           milliseconds(time ? time->half_width : std::nullopt),
           milliseconds(simulated),
@@ -34,6 +34,29 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
           best ? "best" : ""};
 }
 
+/// Without the columns of which no row says anything.
+void drop_empty_columns(Table& table) {
+  for (std::size_t column = table.header.size(); column-- > 1;) {
+    const bool says_something = std::ranges::any_of(
+        table.rows, [&](const auto& row) { return row[column] != "-" && !row[column].empty(); });
+    if (says_something) continue;
+    const auto at = static_cast<std::ptrdiff_t>(column);
+    table.header.erase(table.header.begin() + at);
+    for (std::vector<std::string>& row : table.rows) row.erase(row.begin() + at);
+  }
+}
+
+std::string missing_list(const Comparison& comparison) {
+  const std::vector<MissingCells> missing = missing_cells(comparison);
+  if (missing.empty()) return "";
+  std::string html = "<ul class=\"key\">";
+  for (const MissingCells& one : missing) {
+    html += concat("<li><b>", to_string(one.state), "</b>: ", escaped(one.cells), ": ",
+                   escaped(one.why), "</li>");
+  }
+  return html + "</ul>\n";
+}
+
 std::string summary(const Comparison& comparison) {
   Table table{
       .caption = "All cells",
@@ -42,16 +65,22 @@ std::string summary(const Comparison& comparison) {
   const std::vector<std::string> groups = bit_groups(comparison);
   const std::vector<bool> best = best_cells(comparison);
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
+    if (comparison.cells[i].state == CellState::kImpossible) continue;  // the list has it
     table.rows.push_back(summary_row(comparison, comparison.cells[i], groups[i], best[i]));
   }
-  const bool any_done = std::ranges::any_of(
-      comparison.cells, [](const ComparedCell& cell) { return cell.state == CellState::kDone; });
+  drop_empty_columns(table);
+  const bool any_done = std::ranges::any_of(comparison.cells, [](const ComparedCell& cell) {
+    return cell.state == CellState::kDone || cell.state == CellState::kPredicted;
+  });
+  const bool has_pipeline = std::ranges::any_of(
+      comparison.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); });
   return concat(
       "<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
       "All cells</h2>\n<p>",
-      escaped(kMethod), " ", escaped(kPipelineMethod), "</p>\n",
-      any_done ? "" : "<p class=\"empty\">No cell is done; the table says why.</p>\n",
-      to_html(table), "</section>\n");
+      escaped(method_of(comparison)), has_pipeline ? " " : "",
+      has_pipeline ? escaped(kPipelineMethod) : "", "</p>\n",
+      any_done ? "" : "<p class=\"empty\">No cell is done; the list says why.</p>\n",
+      to_html(table), missing_list(comparison), "</section>\n");
 }
 
 /// "20 steps (5 of them warm-up), 3 repeats of each cell".
@@ -88,12 +117,13 @@ std::string header(const Comparison& comparison) {
 }
 
 std::string machine(const Comparison& comparison) {
-  Table table{.caption = "What the runs ran on", .header = {"of", "value"}};
+  const bool nothing_runs = comparison.repeats == 0;
+  Table table{.caption = nothing_runs ? "What the predictions are for" : "What the runs ran on",
+              .header = {"of", "value"}};
   for (const NamedText& fact : comparison.machine) table.rows.push_back({fact.name, fact.value});
-  return concat(
-      "<section id=\"machine\" aria-labelledby=\"machine-name\"><h2 id=\"machine-name\">"
-      "Machine</h2>\n",
-      to_html(table), "</section>\n");
+  return concat("<section id=\"machine\" aria-labelledby=\"machine-name\"><h2 id=\"machine-name\">",
+                nothing_runs ? "Simulated machine" : "Machine", "</h2>\n", to_html(table),
+                "</section>\n");
 }
 
 std::string command(const Comparison& comparison) {

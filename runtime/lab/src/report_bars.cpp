@@ -101,6 +101,18 @@ double reach(const std::vector<BarRow>& rows) {
   return end;
 }
 
+/// The nearest end of a part or a mark.
+double least_end(const std::vector<BarRow>& rows) {
+  double end = reach(rows);
+  for (const BarRow& row : rows) {
+    for (const BarPart& part : row.parts) {
+      end = std::min(end, part.css == "whisker" ? part.begin : part.end);
+    }
+    for (const BarMark& mark : row.marks) end = std::min(end, mark.at);
+  }
+  return end;
+}
+
 std::optional<double> simulated_step(const ComparedCell& cell) {
   if (!cell.predicted || !cell.predicted->time) return std::nullopt;
   return cell.predicted->time->step_seconds;
@@ -232,6 +244,7 @@ std::string step_time_figure(const Comparison& comparison) {
                   "Milliseconds of a step. Bars are measured: the mean over repeats of each run's "
                   "median step, without the warm-up. The line is the 95 % confidence interval by "
                   "Student's t over the repeats; an arrow says that it goes on."};
+  if (comparison.repeats == 0) text.sentence = "Milliseconds of a step, simulated.";
   std::vector<BarRow> rows;
   std::vector<std::optional<Estimate>> times;
   for (const ComparedCell& cell : comparison.cells) {
@@ -252,7 +265,7 @@ std::string step_time_figure(const Comparison& comparison) {
   if (is_simulated) {
     text.legend.push_back({"simulated", "simulated by the profile " + comparison.profile});
   }
-  return bar_figure(text, rows, round_ticks(reach(rows)), time_table(comparison));
+  return bar_figure(text, rows, ticks_around(least_end(rows), reach(rows)), time_table(comparison));
 }
 
 std::string traffic_figure(const Comparison& comparison) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -52,18 +53,77 @@ void draw_levels(Svg& drawing, const std::vector<Tick>& ticks) {
   }
 }
 
-/// A number beside each point, moved down from those that it would cover.
-void draw_numbers(Svg& drawing, const std::vector<std::pair<Place, std::size_t>>& points) {
-  std::vector<Place> taken;
-  for (const auto& [point, number] : points) {
-    Place at{point.x, point.y - 9.0};
-    const auto covers = [&](const Place& other) {
-      return std::abs(other.x - at.x) < 6.0 && std::abs(other.y - at.y) < 13.0;
-    };
-    for (int tries = 0; tries < 20 && std::ranges::any_of(taken, covers); ++tries) at.y -= 13.0;
-    taken.push_back(at);
-    const Anchor anchor = at.x > 97.0 ? Anchor::kEnd : Anchor::kMiddle;
-    drawing.text(at, anchor, "number", std::to_string(number));
+/// A point of the plot and the number of its cell.
+struct NumberedPoint {
+  Place at;
+  std::string number;
+};
+
+/// Points that cover each other become one with all their numbers.
+std::vector<NumberedPoint> joined_points(const std::vector<NumberedPoint>& points) {
+  constexpr std::size_t kMost = 3;
+  std::vector<NumberedPoint> joined;
+  std::vector<std::size_t> members;
+  for (const NumberedPoint& point : points) {
+    const auto same = std::ranges::find_if(joined, [&](const NumberedPoint& other) {
+      return std::abs(other.at.x - point.at.x) < 1.0 && std::abs(other.at.y - point.at.y) < 4.0;
+    });
+    if (same == joined.end()) {
+      joined.push_back(point);
+      members.push_back(1);
+      continue;
+    }
+    const std::size_t count = ++members[static_cast<std::size_t>(same - joined.begin())];
+    if (count <= kMost) same->number += ", " + point.number;
+    if (count == kMost + 1) same->number += ", ...";
+  }
+  return joined;
+}
+
+/// A number beside each point, where it covers no mark and no other number; without such a place
+/// there is none, and the list has it.
+void draw_numbers(Svg& drawing, const std::vector<NumberedPoint>& points,
+                  const std::vector<Place>& marks) {
+  struct Offset {
+    double x, y;
+    Anchor anchor;
+  };
+  constexpr std::array<Offset, 8> kOffsets{{{0.0, -9.0, Anchor::kMiddle},
+                                            {0.0, 19.0, Anchor::kMiddle},
+                                            {1.0, -9.0, Anchor::kStart},
+                                            {-1.0, -9.0, Anchor::kEnd},
+                                            {1.0, 19.0, Anchor::kStart},
+                                            {-1.0, 19.0, Anchor::kEnd},
+                                            {1.5, 4.0, Anchor::kStart},
+                                            {-1.5, 4.0, Anchor::kEnd}}};
+  constexpr double kLetter = 1.6, kHigh = 12.0;  // percent of the width, pixels
+  struct Box {
+    double left, right, top, bottom;
+    bool meets(const Box& other) const {
+      return left < other.right && other.left < right && top < other.bottom && other.top < bottom;
+    }
+  };
+  const std::vector<NumberedPoint> all = joined_points(points);
+  std::vector<Box> taken;
+  for (const Place& mark : marks) {
+    taken.push_back({mark.x - 0.8, mark.x + 0.8, mark.y - 5.0, mark.y + 5.0});
+  }
+  for (const NumberedPoint& point : all) {
+    const double width = kLetter * static_cast<double>(point.number.size());
+    for (const Offset& offset : kOffsets) {
+      const Place at{point.at.x + offset.x, point.at.y + offset.y};
+      const double left = offset.anchor == Anchor::kStart ? at.x
+                          : offset.anchor == Anchor::kEnd ? at.x - width
+                                                          : at.x - width / 2.0;
+      const Box box{left, left + width, at.y - kHigh, at.y};
+      const bool is_inside = left >= 0.0 && left + width <= 100.0 && box.bottom < kTop + kHeight;
+      if (!is_inside || std::ranges::any_of(taken, [&](const Box& b) { return b.meets(box); })) {
+        continue;
+      }
+      taken.push_back(box);
+      drawing.text(at, offset.anchor, "number", point.number);
+      break;
+    }
   }
 }
 
@@ -188,36 +248,45 @@ Table loss_table(const std::vector<PlottedLosses>& cells, std::size_t steps) {
 }  // namespace
 
 std::string pareto_figure(const Comparison& comparison) {
-  FigureText text{"pareto", "Pareto front of memory and speed",
-                  "Memory that a rank needs of its device (right: more; on a GPU with what it "
-                  "takes beside the plan) and tokens per second and rank (up: more). "
-                  "On the Pareto front are cells that no other beats in both. Numbers are those of "
-                  "the list below and of the table."};
+  FigureText text{
+      "pareto", "Pareto front of memory and speed",
+      "Memory that a rank needs of its device (right: more; on a GPU with what it "
+      "takes beside the plan) and tokens per second and rank (up: more). "
+      "On the Pareto front nothing else is both smaller and faster. Numbers are those of "
+      "the list below and of the table."};
   const std::vector<PlottedCost> costs = costs_of(comparison);
   if (costs.empty()) return empty_figure(text, "No cell has a measured or simulated time.");
   text.legend = {{"c0", "on the Pareto front"}, {"other-point", "others"}};
-  double bytes = 0.0;
-  double tokens = 0.0;
-  for (const PlottedCost& cost : costs) {
-    bytes = std::max(bytes, cost.bytes);
-    tokens = std::max(tokens, cost.tokens);
-  }
-  const std::vector<Tick> across = byte_ticks(bytes);
-  const std::vector<Tick> up = round_ticks(tokens);
+  const auto [least, most] = std::ranges::minmax(costs, {}, &PlottedCost::bytes);
+  const auto [slowest, fastest] = std::ranges::minmax(costs, {}, &PlottedCost::tokens);
+  const std::vector<Tick> across = byte_ticks_around(least.bytes, most.bytes);
+  const std::vector<Tick> up = ticks_around(slowest.tokens, fastest.tokens);
+  const auto place_of = [&](const PlottedCost& cost) {
+    const auto share = [](double value, const std::vector<Tick>& ticks) {
+      return (value - ticks.front().value) / (ticks.back().value - ticks.front().value);
+    };
+    return Place{100.0 * share(cost.bytes, across), 100.0 * (1.0 - share(cost.tokens, up))};
+  };
   Svg drawing;
   draw_axis(drawing, across, kTop, kTop + kHeight);
   draw_levels(drawing, up);
-  drawing.text({0.0, 12.0}, Anchor::kStart, "tick", "tokens per second and rank");
+  drawing.text({0.0, 12.0}, Anchor::kStart, "tick",
+               concat("tokens per second and rank",
+                      up.front().value != 0.0
+                          ? concat("; this axis begins at ", up.front().label, ", not at 0")
+                          : ""));
   Table table{.caption = "Costs of cells",
               .header = {"number", "cell", "device bytes", "tokens/s and rank", "time", "front"}};
   std::vector<Place> front;
-  std::vector<std::pair<Place, std::size_t>> numbers;
+  std::vector<NumberedPoint> numbers;
+  std::vector<Place> marks;
   for (const PlottedCost& cost : costs) {
-    const double x = 100.0 * cost.bytes / across.back().value;
-    const double y = 100.0 * (1.0 - cost.tokens / up.back().value);
-    if (cost.best) front.push_back({x, y});
-    const Place at{x, kTop + kHeight * y / 100.0};
-    if (cost.best || costs.size() <= 12) numbers.emplace_back(at, cost.number);
+    const Place at = place_of(cost);
+    if (cost.best) front.push_back(at);
+    marks.push_back({at.x, kTop + kHeight * at.y / 100.0});
+    if (cost.best || costs.size() <= 12) {
+      numbers.push_back({marks.back(), std::to_string(cost.number)});
+    }
     table.rows.push_back(
         {std::to_string(cost.number), cell_label(comparison, *cost.cell),
          std::to_string(static_cast<std::int64_t>(cost.bytes)), short_number(cost.tokens),
@@ -227,14 +296,14 @@ std::string pareto_figure(const Comparison& comparison) {
   for (const bool best : {false, true}) {
     for (const PlottedCost& cost : costs) {
       if (cost.best != best) continue;
-      drawing.mark({100.0 * cost.bytes / across.back().value,
-                    kTop + kHeight * (1.0 - cost.tokens / up.back().value)},
-                   "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z", best ? "c0" : "other-point",
-                   cell_label(comparison, *cost.cell));
+      const Place at = place_of(cost);
+      drawing.mark({at.x, kTop + kHeight * at.y / 100.0}, "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
+                   best ? "c0" : "other-point", cell_label(comparison, *cost.cell));
     }
   }
-  draw_numbers(drawing, numbers);
-  return figure(text, drawing, kTop + kHeight + 20.0, table, cost_list(comparison, costs));
+  draw_numbers(drawing, numbers, marks);
+  return figure(text, drawing, kTop + kHeight + axis_height(across), table,
+                cost_list(comparison, costs));
 }
 
 std::string loss_figure(const Comparison& comparison) {

@@ -30,8 +30,20 @@ std::string legend_list(const std::vector<LegendEntry>& legend) {
   return html + "</ul>\n";
 }
 
-/// The share of the axis' end.
-double share(double value, double end) { return std::clamp(100.0 * value / end, 0.0, 100.0); }
+/// Where an axis begins and ends.
+struct AxisRange {
+  double begin = 0.0;
+  double end = 0.0;
+};
+
+AxisRange range_of(const std::vector<Tick>& ticks) {
+  return {ticks.front().value, ticks.back().value};
+}
+
+/// The place of a value on an axis, in percent.
+double share(double value, const AxisRange& range) {
+  return std::clamp(100.0 * (value - range.begin) / (range.end - range.begin), 0.0, 100.0);
+}
 
 /// Its value does not fit beside the last line of its label.
 bool needs_line(const BarRow& row) {
@@ -39,7 +51,7 @@ bool needs_line(const BarRow& row) {
 }
 
 /// Returns the row's lower edge. `apart`: the value has a line of its own.
-double draw_row(Svg& drawing, const BarRow& row, bool apart, double top, double end) {
+double draw_row(Svg& drawing, const BarRow& row, bool apart, double top, const AxisRange& range) {
   const std::vector<std::string> label = wrapped_label(row.label, kColumns);
   for (const std::string& line : label) {
     top += kLine;
@@ -48,8 +60,8 @@ double draw_row(Svg& drawing, const BarRow& row, bool apart, double top, double 
   if (apart) top += kLine;
   drawing.text({100.0, top - 6.0}, Anchor::kEnd, "value", row.value);
   for (const BarPart& part : row.parts) {
-    const double begin = share(part.begin, end);
-    const double past_end = share(part.end, end);
+    const double begin = share(part.begin, range);
+    const double past_end = share(part.end, range);
     if (part.css == "whisker") {
       drawing.line({begin, top + kBar / 2.0}, {past_end, top + kBar / 2.0}, part.css);
     } else {
@@ -57,7 +69,7 @@ double draw_row(Svg& drawing, const BarRow& row, bool apart, double top, double 
     }
   }
   for (const BarMark& mark : row.marks) {
-    drawing.mark({share(mark.at, end), top + kBar / 2.0}, mark.path, mark.css, mark.tip);
+    drawing.mark({share(mark.at, range), top + kBar / 2.0}, mark.path, mark.css, mark.tip);
   }
   return top + kBar + kGap;
 }
@@ -85,15 +97,23 @@ std::string empty_figure(const FigureText& text, std::string_view why) {
 }
 
 void draw_axis(Svg& drawing, const std::vector<Tick>& ticks, double top, double bottom) {
-  const double end = ticks.back().value;
+  const AxisRange range = range_of(ticks);
   for (std::size_t i = 0; i < ticks.size(); ++i) {
-    const double x = share(ticks[i].value, end);
+    const double x = share(ticks[i].value, range);
     const Anchor anchor = i == 0                  ? Anchor::kStart
                           : i + 1 == ticks.size() ? Anchor::kEnd
                                                   : Anchor::kMiddle;
     drawing.line({x, top}, {x, bottom}, i == 0 ? "axis" : "grid");
     drawing.text({x, bottom + 14.0}, anchor, "tick", ticks[i].label);
   }
+  if (range.begin != 0.0) {
+    drawing.text({0.0, bottom + 30.0}, Anchor::kStart, "tick",
+                 concat("This axis begins at ", ticks.front().label, ", not at 0."));
+  }
+}
+
+double axis_height(const std::vector<Tick>& ticks) {
+  return ticks.front().value != 0.0 ? 36.0 : 20.0;
 }
 
 std::string bar_figure(const FigureText& text, const std::vector<BarRow>& rows,
@@ -104,8 +124,8 @@ std::string bar_figure(const FigureText& text, const std::vector<BarRow>& rows,
   Svg drawing;
   draw_axis(drawing, ticks, 0.0, height);
   double top = 0.0;
-  for (const BarRow& row : rows) top = draw_row(drawing, row, apart, top, ticks.back().value);
-  return figure(text, drawing, height + 20.0, table);
+  for (const BarRow& row : rows) top = draw_row(drawing, row, apart, top, range_of(ticks));
+  return figure(text, drawing, height + axis_height(ticks), table);
 }
 
 }  // namespace tessera

@@ -53,12 +53,15 @@ struct BarRow {
   std::vector<BarMark> marks{};
 };
 
-/// Bars one below the other on a common axis, whose last tick is its end.
+/// Bars one below the other on a common axis, whose first and last ticks are its ends.
 std::string bar_figure(const FigureText& text, const std::vector<BarRow>& rows,
                        const std::vector<Tick>& ticks, const Table& table);
 
-/// Vertical lines with their labels below `bottom`; the last tick is the right edge.
+/// Vertical lines with their labels below `bottom`; the first tick is the left edge, the last the
+/// right one. An axis that does not begin at 0 says so.
 void draw_axis(Svg& drawing, const std::vector<Tick>& ticks, double top, double bottom);
+/// Pixels below the axis that its labels take.
+double axis_height(const std::vector<Tick>& ticks);
 
 /// "c0" to "c7", again and again.
 std::string colour(std::size_t number);

@@ -164,7 +164,8 @@ def simulate(*, config: Optional[Path] = None, **settings: Any) -> Simulation:
 
 class Sweep(Sequence[Dict[str, Any]]):
     """The runs of a sweep: mappings with the keys of Simulation, the swept settings among them, and
-    "best": no other run has both less memory and more tokens per second and rank."""
+    "best": the Pareto front, where nothing else is both smaller and faster, by tokens per second
+    and rank."""
 
     def __init__(self, runs: List[Dict[str, Any]], left_out: List[Dict[str, Any]]):
         self._runs = runs

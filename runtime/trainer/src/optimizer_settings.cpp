@@ -3,6 +3,7 @@
 
 #include "setting_rows.h"
 #include "tessera/core/error.h"
+#include "tessera/core/named_text.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera {
@@ -50,9 +51,28 @@ void check_below_one(const json& value) {
           " is 1 in fp32; it must be at most about 0.99999994");
 }
 
+/// "adamw, adamw8bit: 0.9; lion: 0.95" for the default of each optimizer: equal ones are told once.
+std::string defaults_in_words(const std::vector<NamedText>& defaults) {
+  std::vector<NamedText> told;  // names in the place of a name
+  for (const auto& [optimizer, value] : defaults) {
+    const auto known = std::ranges::find(told, value, &NamedText::value);
+    if (known == told.end()) {
+      told.push_back({optimizer, value});
+    } else {
+      known->name += ", " + optimizer;
+    }
+  }
+  std::string words;
+  for (const auto& [names, value] : told) {
+    words += concat(words.empty() ? "" : "; ", names, ": ", value);
+  }
+  return words;
+}
+
 /// Rows for the hyperparameters of all optimizers, each with the values that it has where.
 std::vector<Row> hyperparameter_rows() {
   std::vector<Row> rows;
+  std::vector<std::vector<NamedText>> defaults;  // of each row
   for (const Optimizer& optimizer : optimizers()) {
     for (const Hyperparameter& h : optimizer.hyperparameters) {
       const std::string name(h.name);
@@ -60,13 +80,15 @@ std::vector<Row> hyperparameter_rows() {
       const std::string value =
           h.is_flag ? (h.value != 0.0 ? "true" : "false") : json(h.value).dump();
       if (known != rows.end()) {
-        known->setting.help += concat("; ", optimizer.name, ": ", value);
+        defaults[static_cast<std::size_t>(known - rows.begin())].push_back(
+            {std::string(optimizer.name), value});
         continue;
       }
+      defaults.push_back({{std::string(optimizer.name), value}});
       rows.push_back(
           {{.name = name,
             .type = h.is_flag ? SettingType::kFlag : SettingType::kNumber,
-            .help = concat(h.meaning, " [", optimizer.name, ": ", value, "]"),
+            .help = std::string(h.meaning),
             .minimum = h.is_flag ? -std::numeric_limits<double>::infinity() : h.minimum,
             .check = h.is_flag ? nullptr
                      : h.below == 1.0
@@ -83,6 +105,9 @@ std::vector<Row> hyperparameter_rows() {
                  given.is_boolean() ? (given.get<bool>() ? 1.0 : 0.0) : given.get<double>();
            }});
     }
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i].setting.help += concat(" [", defaults_in_words(defaults[i]), "]");
   }
   return rows;
 }
@@ -103,12 +128,11 @@ std::vector<std::pair<std::string, std::string>> other_names_of_optimizers() {
 }
 
 std::string weight_decay_help() {
-  std::string text = "weight decay of matrices [";
+  std::vector<NamedText> defaults;
   for (const Optimizer& optimizer : optimizers()) {
-    text += concat(text.ends_with('[') ? "" : "; ", optimizer.name, ": ",
-                   json(optimizer.weight_decay).dump());
+    defaults.push_back({std::string(optimizer.name), json(optimizer.weight_decay).dump()});
   }
-  return text + "]";
+  return concat("weight decay of matrices [", defaults_in_words(defaults), "]");
 }
 
 /// Absent where there is none.

@@ -39,6 +39,8 @@ BenchResults read_file(const std::string& path) {
 }
 
 void check_machines(const CompareRequest& request, const BenchResults& a, const BenchResults& b) {
+  require(std::string_view(a.what) == b.what, ErrorCode::kConfig, request.a, " holds ", a.what,
+          ", ", request.b, " ", b.what, "; give two results of the same benchmark");
   std::string all;
   for (const std::string& line : bench::machine_differences(a, b)) all += "\n  " + line;
   if (all.empty()) return;

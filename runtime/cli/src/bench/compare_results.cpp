@@ -156,8 +156,10 @@ BenchResults read_results(const json& file, const std::string& path) {
   try {
     BenchResults results{.context = file.at("context"), .timings = {}};
     if (file.contains("benchmarks")) {
+      results.what = "kernels";
       results.timings = read_google(file);
     } else {
+      results.what = "collectives";
       results.timings = read_collectives(file);
     }
     return results;

@@ -17,6 +17,7 @@ struct Timings {
 
 /// A file of results: of Google Benchmark (--benchmark_out) or of `tessera bench collectives -J`.
 struct BenchResults {
+  const char* what = "";  ///< "kernels", "collectives"
   nlohmann::json context;
   std::vector<Timings> timings;  ///< in the file's order, each name once
 };

@@ -40,6 +40,10 @@ struct ListedAxis {
 /// To add an axis: a row. Those of strategy and ranks are there always.
 constexpr std::array kListedAxes{
     ListedAxis{"precisions", "precision", "precisions to compare, like fp32,bf16,fp16"},
+    ListedAxis{"micro_batches", "micro_batch", "micro-batches to compare, like 1,4,16"},
+    ListedAxis{"replica_counts", "replicas",
+               "numbers of copies of the sharded state to compare, like 0,2,4; 0: the strategy's "
+               "own"},
     ListedAxis{"recomputes", "recompute", "recomputations to compare, like none,full"},
     ListedAxis{"prefetches", "prefetch_forward",
                "prefetch depths to compare, of forward and backward, like 0,1,2"},
@@ -346,9 +350,14 @@ int run_compare(const CompareRequest& request) {
       results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kImpossible; });
   require(!none_can_run, ErrorCode::kConfig,
           "no cell of the matrix can run: ", results.cells.front().why);
-  for (const ComparedCell& cell : results.cells) {
-    if (cell.state != CellState::kImpossible) continue;
-    print_line(stderr, concat("note: impossible: ", cell_label(results, cell), ": ", cell.why), 2);
+  const auto impossible =
+      std::ranges::count(results.cells, CellState::kImpossible, &ComparedCell::state);
+  if (impossible > 0 && !request.only_simulates) {
+    print_line(stderr,
+               concat("note: ", impossible, " of ",
+                      counted(static_cast<long long>(results.cells.size()), "cell"),
+                      " cannot run; the table at the end and the report say why"),
+               2);
   }
   begin_folder(request, results);
   const int signal = request.only_simulates ? 0 : Matrix(request, results).run();

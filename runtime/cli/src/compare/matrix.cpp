@@ -19,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/comparison_figures.h"
+#include "tessera/lab/profile_trust.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/trainer.h"
@@ -69,6 +70,20 @@ std::vector<NamedText> fingerprint() {
   for (const CudaGpu& gpu : cuda_status().gpus) {
     rows.push_back({concat("GPU ", gpu.ordinal), concat(gpu.name, ", sm_", gpu.major, gpu.minor,
                                                         ", ", format_bytes(gpu.total_bytes))});
+  }
+  return rows;
+}
+
+/// The facts of a machine that is simulated.
+std::vector<NamedText> simulated_machine(const HardwareProfile& profile,
+                                         std::int64_t ranks_per_node) {
+  std::vector<NamedText> rows{
+      {"profile", profile.name},
+      {"trust", "as " + trust_in(profile.name)},
+      {"memory", format_bytes(static_cast<std::int64_t>(profile.memory_bytes.value))}};
+  if (profile.device == "cuda") rows.push_back({"GPUs of a node", concat(ranks_per_node)});
+  for (const auto& [dtype, peak] : profile.peak) {
+    rows.push_back({"peak in " + dtype, with_prefix(peak.value) + "FLOP/s"});
   }
   return rows;
 }
@@ -151,7 +166,7 @@ void predict_elsewhere(const CompareRequest& request, const Config& config, Comp
                                   .device_bytes = run.memory,
                                   .time = time_of_step(run)};
   cell.tokens_per_step = run.tokens;
-  cell.state = CellState::kDone;
+  cell.state = CellState::kPredicted;
 }
 
 /// Adds the simulated time to a cell that can run; without it, it runs all the same.
@@ -203,7 +218,10 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   Config base = request.config;
   const GptChoice choice = choose_gpt(base);
   const Model model = make_model(choice);
-  Comparison all{.version = TESSERA_VERSION, .date = now_in_utc(), .machine = fingerprint()};
+  Comparison all{.version = TESSERA_VERSION, .date = now_in_utc()};
+  all.machine = request.only_simulates
+                    ? simulated_machine(*request.profile, base.get<std::int64_t>("ranks_per_node"))
+                    : fingerprint();
   all.command = request.command;
   all.model = model.name;
   all.steps = request.config.get<std::int64_t>("steps");

@@ -25,7 +25,9 @@ std::string three_digits(double milliseconds) {
 /// "best", "failed", or how many of the repeats are done.
 std::string state_of(const Comparison& results, const ComparedCell& cell, bool best) {
   if (cell.state == CellState::kMissing) return concat(cell.runs.size(), "/", results.repeats);
-  if (cell.state == CellState::kDone) return best ? "best" : "";
+  if (cell.state == CellState::kDone || cell.state == CellState::kPredicted) {
+    return best ? "best" : "";
+  }
   return std::string(to_string(cell.state));
 }
 
@@ -40,9 +42,9 @@ Row figures(const Comparison& results, const ComparedCell& cell, const std::stri
           time && time->half_width ? three_digits(*time->half_width * 1e3) : "-",
           time ? with_prefix(tokens / time->value) : "-",
           format_bytes(shown_device_bytes(cell)),
-          exposed ? three_digits(*exposed * 1e3) : "-",
-          messages ? three_digits(*messages * 1e3) : "-",
-          bubble ? in_percent(*bubble) : "-",
+          exposed && time ? fixed(100.0 * *exposed / time->value, 1) : "-",
+          messages && time ? fixed(100.0 * *messages / time->value, 1) : "-",
+          bubble ? fixed(100.0 * *bubble, 1) : "-",
           group.empty() ? "-" : group,
           state_of(results, cell, best)};
 }
@@ -76,7 +78,7 @@ void print_table(std::ostream& out, const Comparison& results) {
   const std::vector<bool> best = best_cells(results);
   std::vector<std::string> labels{"cell"};
   std::vector<Row> rows{
-      {"ms/step", "+/-", "tokens/s", "memory", "exposed", "messages", "bubble", "bits", ""}};
+      {"ms/step", "+/-", "tokens/s", "memory", "exposed %", "messages %", "bubble %", "bits", ""}};
   for (std::size_t i = 0; i < results.cells.size(); ++i) {
     const ComparedCell& cell = results.cells[i];
     if (cell.state == CellState::kImpossible) continue;
@@ -96,17 +98,19 @@ void print_table(std::ostream& out, const Comparison& results) {
   }
   table.print(out);
   out << "\n";
-  print_paragraph(
-      out, concat(kMethod, " Exposed: milliseconds of a step in which only communication runs."));
+  print_paragraph(out, concat(method_of(results),
+                              " Exposed: the share of a step in which only communication runs."));
   if (std::ranges::any_of(
           results.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); })) {
-    print_paragraph(out, std::string(kPipelineMethod));
+    print_paragraph(
+        out,
+        "Messages: the share of a step in which a stage only sends or receives; bubble: "
+        "in which it waits for other stages. Both are simulated, and means over the "
+        "stages.");
   }
-  for (const ComparedCell& cell : results.cells) {
-    if (cell.why.empty()) continue;
-    const std::string why =
-        concat(to_string(cell.state), ": ", cell_label(results, cell), ": ", cell.why);
-    print_paragraph(out, why, 2);
+  for (const MissingCells& missing : missing_cells(results)) {
+    print_paragraph(out, concat(to_string(missing.state), ": ", missing.cells, ": ", missing.why),
+                    2);
   }
 }
 

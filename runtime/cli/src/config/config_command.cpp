@@ -120,7 +120,12 @@ int ask_and_save(const std::string& given, bool overwrite) {
     const Machine machine = probe_machine();
     const CudaStatus cuda = cuda_status();
     prompter->say("This machine has " + describe(machine, cuda) + ".");
+    if (prompter->is_person()) prompter->say("Esc goes back to the question before.");
     answers = ask(config_questions(facts(machine, cuda)), *prompter);
+  } catch (
+      const WentBack&) {  // from the question whether to replace the file: nothing is before it
+    std::cout << "nothing was written; --config-file names another file\n";
+    return kExitGood;
   } catch (const Interrupted&) {
     std::cout << "\nstopped; nothing was written\n";
     return kExitSignal + SIGINT;

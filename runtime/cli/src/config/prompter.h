@@ -12,6 +12,7 @@ namespace tessera::cli {
 
 using questionnaire::Interrupted;
 using questionnaire::Prompter;
+using questionnaire::WentBack;
 
 /// Menus that arrow keys move through if standard input and output are terminals; else every answer
 /// is a line, so that a script can give them.

@@ -79,18 +79,18 @@ int read_byte(int input) {
   }
 }
 
-enum class Key : std::uint8_t { kUp, kDown, kEnter, kDigit, kInterrupt, kEnd, kOther };
+enum class Key : std::uint8_t { kUp, kDown, kEnter, kDigit, kBack, kInterrupt, kEnd, kOther };
 
 struct Press {
   Key key = Key::kOther;
   std::size_t digit = 0;
 };
 
-/// Reads the rest of an escape sequence: "[A" or "OA", unless the key itself was pressed.
+/// Reads the rest of an escape sequence: "[A" or "OA". The key itself goes back.
 Press read_escape(int input) {
   constexpr int kPatienceMs = 50;  // a terminal sends a sequence at once
   pollfd waiting{.fd = input, .events = POLLIN, .revents = 0};
-  if (poll(&waiting, 1, kPatienceMs) <= 0) return {};
+  if (poll(&waiting, 1, kPatienceMs) <= 0) return {Key::kBack};
   const int first = read_byte(input);
   if (first != '[' && first != 'O') return {};
   int last = read_byte(input);
@@ -167,7 +167,10 @@ std::string MenuPrompter::type(const std::string& question) {
       ended(question);
     }
     if (byte == kEscape) {
-      read_escape(input());  // arrow keys and the like: there is nowhere to go
+      if (read_escape(input()).key == Key::kBack) {  // arrow keys and the like go nowhere
+        out() << "\n" << std::flush;
+        throw WentBack{};
+      }
     } else if (byte == kBackspace || byte == kDelete) {
       erase_last_character(answer);
     } else if (byte == kCtrlU) {
@@ -218,6 +221,9 @@ std::size_t MenuPrompter::choose(const std::string& question,
               << "  " << paint(terminal_, Colour::kGreen, choices[chosen]) << "\n"
               << std::flush;
         return chosen;
+      case Key::kBack:
+        out() << back << "\r\033[J" << std::flush;
+        throw WentBack{};
       case Key::kInterrupt:
         throw Interrupted{};
       case Key::kEnd:

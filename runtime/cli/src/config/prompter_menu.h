@@ -6,7 +6,7 @@
 namespace tessera::cli {
 
 /// A person at a terminal. Through menus arrow keys or j and k move, a number goes to its choice,
-/// Enter takes it. Lines are edited at their end. Texts are broken between words.
+/// Enter takes it, Esc goes back. Lines are edited at their end. Texts are broken between words.
 class MenuPrompter : public LinePrompter {
  public:
   MenuPrompter(int input, std::ostream& out, const Terminal& terminal)

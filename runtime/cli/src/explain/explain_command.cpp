@@ -116,8 +116,8 @@ int run_explain(Config config, const ExplainRequest& request,
   for (const ConfigTranslation& translation : config.translations()) {
     print_file(std::cout, translation, request.all);
   }
-  const std::string bits = concat("Same bits: ", tessera::joined(compare_bits(model, options).same),
-                                  " add up gradients in the same way.");
+  const std::string bits = concat("Switching between these strategies keeps the same bits: ",
+                                  tessera::joined(compare_bits(model, options).same), ".");
   if (request.all) {
     print_settings(std::cout, config);
     std::cout << "\n";

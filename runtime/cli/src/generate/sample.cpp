@@ -10,6 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/generate.h"
 #include "tessera/model/gpt_sampler.h"
+#include "tessera/model/hugging_face.h"
 
 namespace tessera::cli {
 namespace {
@@ -97,7 +98,12 @@ std::int64_t sample_tokens(Config& config, const Model& model, const TokenDatase
 
 std::string why_no_sample(const Config& config, const GptChoice& choice, double last_loss) {
   // A tokenizer's tokens are words already.
-  if (config.given("sample_tokens") || choice.text.tokenizer) return "";
+  if (config.given("sample_tokens")) return "";
+  if (choice.pretrained && !config.given("prompt")) {
+    return "left out: a fine-tune continues what it was trained to continue;\n          give it a "
+           "--prompt, or ask it with 'tessera generate'";
+  }
+  if (choice.text.tokenizer) return "";
   if (last_loss <= kLossWithWords) return "";
   return concat("left out: at a loss of ", fixed(last_loss, 2),
                 " per byte a model writes no words yet (below ", fixed(kLossWithWords, 1),
@@ -206,11 +212,14 @@ std::string make_sample(const Config& config, const GptChoice& choice, int threa
   const auto next_logits = [&](std::span<const std::int32_t> context) {
     return sampler.next_logits(context);
   };
+  std::vector<std::int32_t> ends;
+  if (choice.pretrained) ends = end_tokens_of(choice.pretrained->path());
+  if (choice.text.end_token) ends.push_back(*choice.text.end_token);
   std::ostringstream text;
   // Positions beyond were never trained.
   write_text(
       config, next_logits, choice.text.tokenizer ? &*choice.text.tokenizer : nullptr,
-      PromptKind::kPlain, {},
+      PromptKind::kPlain, ends,
       {.tokens = config.get<std::int64_t>("sample_tokens"), .context = choice.sequence_length},
       text, go_on);
   return text.str();

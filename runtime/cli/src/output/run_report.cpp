@@ -160,7 +160,7 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
 std::string exposed_share(const TimelineSummary& timeline) {
   const double share =
       timeline.step_seconds > 0.0 ? timeline.exposed_seconds / timeline.step_seconds : 0.0;
-  return fixed(100.0 * share, 1) + " % of a step waits for communication";
+  return concat("communication is exposed for ", fixed(100.0 * share, 1), " % of a step");
 }
 
 }  // namespace

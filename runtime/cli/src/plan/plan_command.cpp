@@ -121,6 +121,14 @@ void print_sums(std::ostream& out, const TrainingPlan& plan) {
         << counted(line.tensors, "tensor") << " (" << line.example
         << (line.tensors > 1 ? ", ..." : "") << ")\n";
   }
+  print_paragraph(
+      out,
+      "where s0, s1, ... are the contributions of the step's samples: of its "
+      "micro-batches in order, of all ranks; a..b adds those from a to b one after the "
+      "other, and a..b/n each n-th of them; (...) xk/n adds k such sums, each n samples "
+      "further on; g stands for the tensor's own layer, x+y for what two layers "
+      "contribute to a sample; bf16(...) rounds. Strategies with the same bits add in "
+      "the same way, others do not");
   const BitsByStrategy bits = compare_bits(plan.inputs.model, plan.options);
   print_paragraph(out, "same bits  " + tessera::joined(bits.same), 11);
   if (!bits.others.empty()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iostream>
 #include <sstream>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -50,8 +51,19 @@ std::vector<std::vector<std::string>> combinations(const std::vector<Swept>& swe
 }
 
 void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_view done) {
+  std::vector<std::pair<std::string, std::string>> reasons;  // with the combinations
   for (const LeftOut& one : left_out) {
-    std::cerr << "note: left out " << tessera::joined(one.values) << ": " << one.why << "\n";
+    const auto known =
+        std::ranges::find(reasons, one.why, &std::pair<std::string, std::string>::first);
+    const std::string values = tessera::joined(one.values);
+    if (known == reasons.end()) {
+      reasons.emplace_back(one.why, values);
+    } else {
+      known->second += "; " + values;
+    }
+  }
+  for (const auto& [why, which] : reasons) {
+    std::cerr << "note: left out " << which << ": " << why << "\n";
   }
   require(!all, ErrorCode::kConfig, "--sweep: no combination can be ", done);
 }

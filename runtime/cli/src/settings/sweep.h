@@ -54,8 +54,8 @@ std::vector<LeftOut> each_combination(const Config& config, const std::vector<Sw
   return left_out;
 }
 
-/// Says which combinations are left out, a line each on stderr. Throws Error{kConfig} if all are;
-/// `done`: "simulated".
+/// Says which combinations are left out, on stderr, a line for each reason. Throws Error{kConfig}
+/// if all are; `done`: "simulated".
 void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_view done);
 
 }  // namespace tessera::cli

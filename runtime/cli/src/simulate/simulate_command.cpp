@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <iostream>
 #include <memory>
 
@@ -16,6 +17,7 @@
 #include "simulate/simulated_sweep.h"
 #include "simulate/simulation_check.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/profile_trust.h"
 #include "tessera/lab/simulate_step.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
@@ -47,8 +49,9 @@ std::vector<Setting> machine_settings() {
            .must_agree = MustAgree::kNone},
           {.name = "sweep",
            .fallback = "",
-           .help = "simulate every combination, and mark those that no other beats in both time "
-                   "and memory: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; any setting "
+           .help = "simulate every combination, and mark the Pareto front, where nothing else is "
+                   "both smaller and faster: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; "
+                   "any setting "
                    "of the run can be swept",
            .group = "Machine",
            .must_agree = MustAgree::kNone},
@@ -60,20 +63,24 @@ std::vector<Setting> machine_settings() {
            .must_agree = MustAgree::kNone},
           {.name = "format",
            .fallback = "text",
-           .help = "text or json",
+           .help = "text, json, or csv: a row for each run, with the settings that are the same in "
+                   "all",
            .group = "Output",
-           .choices = {"text", "json"},
+           .choices = {"text", "json", "csv"},
            .must_agree = MustAgree::kNone}};
 }
+
+/// "12.3" for a share, under a heading that has the unit.
+std::string percents(double share) { return fixed(100.0 * share, 1); }
 
 /// Where the time of each stage goes, and a picture of it.
 void print_stages(std::ostream& out, const SimulatedCell& cell) {
   const double seconds = cell.step.seconds;
-  TextTable table({"pipeline rank", "busy", "exposed, ms", "messages, ms", "bubble"});
+  TextTable table({"pipeline rank", "busy, %", "exposed, ms", "messages, ms", "bubble, %"});
   for (std::size_t rank = 0; rank < cell.step.stages.size(); ++rank) {
     const StageTime& time = cell.step.stages[rank];
-    table.add({concat(rank), in_percent(time.compute / seconds), in_ms(time.exposed),
-               in_ms(time.exposed_messages), in_percent(time.bubble / seconds)});
+    table.add({concat(rank), percents(time.compute / seconds), in_ms(time.exposed),
+               in_ms(time.exposed_messages), percents(time.bubble / seconds)});
   }
   table.print(out);
   out << "\n";
@@ -94,20 +101,22 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
   const TrainerOptions& options = cell.plan().options;
   out << describe_model(cell.plan()) << "\n"
       << wrapped(describe_ranks(options), kColumns, 2) << "\n"
-      << "profile " << profile.name << "; nothing was measured here\n\n"
+      << "profile " << profile.name << "; nothing was measured here\n";
+  print_paragraph(out, concat("trust it as ", trust_in(profile.name)), 2);
+  out << "\n"
       << "step           " << in_ms(cell.step.seconds) << " ms of " << with_commas(cell.tokens)
       << " tokens\n"
       << "tokens/s       " << with_prefix(cell.tokens_per_second()) << ", "
       << with_prefix(cell.tokens_per_second() / static_cast<double>(options.ranks))
       << " per rank\n";
   if (cell.mfu > 0.0) {
-    const std::string dtype(to_string(options.precision));
-    print_paragraph(out,
-                    concat("MFU            ", in_percent(cell.mfu), " of ",
-                           fixed(profile.peak.at(dtype).value * 1e-12, 0), " TFLOP/s in ", dtype,
-                           " (the model's FLOPs, attention's causal half; none for what is "
-                           "computed again)"),
-                    15);
+    print_paragraph(
+        out,
+        concat("MFU            ", in_percent(cell.mfu), " causal (attention's lower half counts), ",
+               in_percent(cell.full_mfu), " full (all of it, as PaLM and torchtitan count), of ",
+               with_prefix(cell.peak_flops), "FLOP/s in ", to_string(options.precision),
+               "; what is computed again does not count"),
+        15);
   }
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
@@ -140,50 +149,61 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
   }
 }
 
-void print_sweep(std::ostream& out, const std::vector<Swept>& sweep,
+std::string fixed_in_words(const std::vector<NamedText>& settings) {
+  std::vector<std::string> words;
+  for (const NamedText& setting : settings) words.push_back(setting.name + " " + setting.value);
+  return tessera::joined(words);
+}
+
+void print_sweep(std::ostream& out, const Config& config, const std::vector<Swept>& sweep,
                  const std::vector<SimulatedCell>& cells, const HardwareProfile& profile) {
   std::vector<std::string> heading;
   for (const Swept& swept : sweep) heading.push_back(swept.name);
   heading.emplace_back("mesh");
   const bool has_stages = std::ranges::any_of(
       cells, [](const SimulatedCell& cell) { return cell.step.stages.size() > 1; });
-  for (const char* column : {"step, ms", "tokens/s/rank", "MFU", "exposed"}) {
+  for (const char* column : {"step, ms", "tokens/s/rank", "MFU, %", "full, %", "exposed, %"}) {
     heading.emplace_back(column);
   }
-  if (has_stages) heading.insert(heading.end(), {"messages", "bubble"});
+  if (has_stages) heading.insert(heading.end(), {"messages, %", "bubble, %"});
   heading.insert(heading.end(), {"memory", ""});
   TextTable table(heading);
   for (const SimulatedCell& cell : cells) {
     std::vector<std::string> row = cell.values;
     const Mesh mesh = mesh_of(cell.plan().options);
     const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
-    row.insert(row.end(), {describe_mesh(mesh, has_stages), in_ms(cell.step.seconds),
-                           with_prefix(cell.tokens_per_second() /
-                                       static_cast<double>(cell.plan().options.ranks)),
-                           cell.mfu > 0.0 ? in_percent(cell.mfu) : "-",
-                           in_percent(cell.step.communication.exposed / cell.step.seconds)});
+    row.insert(
+        row.end(),
+        {describe_mesh(mesh, has_stages), in_ms(cell.step.seconds),
+         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
+         cell.mfu > 0.0 ? percents(cell.mfu) : "-", cell.mfu > 0.0 ? percents(cell.full_mfu) : "-",
+         percents(cell.step.communication.exposed / cell.step.seconds)});
     if (has_stages) {
-      row.insert(row.end(), {in_percent(cell.step.exposed_messages() / cell.step.seconds),
-                             in_percent(cell.step.bubble() / cell.step.seconds)});
+      row.insert(row.end(), {percents(cell.step.exposed_messages() / cell.step.seconds),
+                             percents(cell.step.bubble() / cell.step.seconds)});
     }
     row.insert(row.end(), {format_bytes(cell.memory), !fits          ? "too much"
                                                       : cell.is_best ? "best"
                                                                      : ""});
     table.add(std::move(row));
   }
-  if (!cells.empty())
-    out << describe_model(cells.front().plan()) << "\nprofile " << profile.name << "\n\n";
+  out << describe_model(cells.front().plan()) << "\n";
+  print_paragraph(out, concat("profile ", profile.name, ": ", trust_in(profile.name)), 2);
+  print_paragraph(out, "fixed: " + fixed_in_words(fixed_settings(config, sweep, cells)), 2);
+  out << "\n";
   table.print(out);
   out << "\n";
   print_paragraph(
       out,
-      concat(has_stages ? "mesh: stages x replicas x ranks that share one; exposed, messages: the "
-                          "shares of a step in which a stage only runs collectives, or sends and "
-                          "receives, bubble: in which it waits for others."
-                        : "mesh: replicas x ranks that share one.",
-             " best: no other has both less memory and more "
-             "tokens per second and rank; memory is of one device, with what it takes beside the "
-             "plan."));
+      concat(
+          has_stages ? "mesh: stages x replicas x ranks that share one; exposed, messages: the "
+                       "shares of a step in which a stage only runs collectives, or sends and "
+                       "receives, bubble: in which it waits for others."
+                     : "mesh: replicas x ranks that share one; exposed: the share of a step in "
+                       "which only communication runs.",
+          " MFU counts attention's causal half, full all of it, as PaLM and torchtitan do. best: "
+          "the Pareto front: nothing else is both smaller and faster, by tokens per second and "
+          "rank; memory is of one device, with what it takes beside the plan."));
 }
 
 int run_simulate(const Config& config) {
@@ -208,14 +228,17 @@ int run_simulate(const Config& config) {
   const std::vector<SimulatedCell>& cells = all_cells.cells;
   note_left_out(all_cells.left_out, cells.empty(), "simulated");
   if (traces) write_trace(config.get<std::string>("trace"), cells.front());
-  if (config.get<std::string>("format") == "json") {
+  const auto format = config.get<std::string>("format");
+  if (format == "csv") {
+    std::cout << to_csv(fixed_settings(config, sweep, cells), sweep, cells);
+  } else if (format == "json") {
     auto all = nlohmann::ordered_json::array();
     for (const SimulatedCell& cell : cells) all.push_back(to_json(sweep, cell));
     write_json(std::cout, {{"kind", "simulation"}, {"profile", profile.name}, {"runs", all}});
   } else if (sweep.empty()) {
     print_cell(std::cout, cells.front(), profile);
   } else {
-    print_sweep(std::cout, sweep, cells, profile);
+    print_sweep(std::cout, config, sweep, cells, profile);
   }
   return kExitGood;
 }
@@ -227,9 +250,40 @@ std::vector<Setting> simulate_settings() {
       {model_settings(), without(trainer_settings(), "ranks_per_node"), machine_settings()});
 }
 
+namespace {
+
+/// Whether a setting of a run changes how long its step takes, what it needs or what is printed.
+bool concerns_a_prediction(const Setting& setting) {
+  constexpr std::array kWithoutEffect{"chat_template",  "chat_template_kwargs",
+                                      "tokenizer",      "steps",
+                                      "seed",           "timeout",
+                                      "time_actions",   "check_collectives",
+                                      "trace_steps",    "bind",
+                                      "bind_core_list", "allow_non_finite",
+                                      "dump_folder",    "parameters_hash",
+                                      "gemm_table",     "offload_path",
+                                      "memory_limit"};
+  constexpr std::array kGroupsWithoutEffect{"Loss scaling", "Evaluation", "Checkpoints"};
+  if (std::ranges::find(kGroupsWithoutEffect, setting.group) != kGroupsWithoutEffect.end()) {
+    return false;
+  }
+  if (setting.group == "Optimizer")
+    return setting.name == "optimizer" || setting.name == "clip_norm";
+  return std::ranges::find(kWithoutEffect, setting.name) == kWithoutEffect.end();
+}
+
+}  // namespace
+
 std::function<int()> add_simulate(CLI::App& app) {
+  std::vector<Setting> settings = simulate_settings();
+  for (Setting& setting : settings) {
+    if (!concerns_a_prediction(setting)) setting.group = "";  // the help leaves it out
+  }
   const auto command =
-      std::make_shared<SettingsCommand>(app, simulate_settings(), train_only_settings());
+      std::make_shared<SettingsCommand>(app, std::move(settings), train_only_settings());
+  app.footer(app.get_footer() +
+             "\nOther flags of 'tessera train' that say what a run is, such as --steps or "
+             "--learning-rate, are taken as well; they do not change the prediction.");
   return [command] {
     const Config config = command->config(std::cerr, kForAnyMachine);
     print_announcements(std::cerr, config);

@@ -5,6 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/lab/simulated_trace.h"
 #include "tessera/lab/trace.h"
+#include "tessera/model/gpt_full_flops.h"
 #include "tessera/trainer/fit.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/output_file.h"
@@ -44,8 +45,12 @@ SimulatedRun simulate_run(Config config, const HardwareProfile& profile, int ran
     // The peak is a GPU's, or that of all cores of a node.
     const auto devices =
         static_cast<double>(is_gpu ? resolved.ranks : 1 + (resolved.ranks - 1) / ranks_per_node);
-    result.mfu =
-        run->model.flops_per_item * result.tokens_per_second() / (peak->second.value * devices);
+    GptConfig as_used = run->choice.config;
+    as_used.context_length = run->choice.sequence_length;
+    const double per_flop = result.tokens_per_second() / (peak->second.value * devices);
+    result.peak_flops = peak->second.value;
+    result.mfu = run->model.flops_per_item * per_flop;
+    result.full_mfu = gpt_full_flops_per_token(as_used) * per_flop;
   }
   return result;
 }

@@ -15,7 +15,9 @@ struct SimulatedRun {
   std::shared_ptr<const PlannedRun> run{};
   SimulatedStep step{};
   std::int64_t tokens = 0;  ///< of a step, all ranks
-  double mfu = 0.0;         ///< 0: the profile has no peak for the precision
+  double peak_flops = 0.0;  ///< of a device, per second; 0: the profile has none for the precision
+  double mfu = 0.0;         ///< attention's causal half is counted; 0: there is no peak
+  double full_mfu = 0.0;    ///< all of attention is, as PaLM and torchtitan do
   std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
 
   const TrainingPlan& plan() const { return run->plan; }

@@ -1,5 +1,10 @@
 #include "simulate/simulated_sweep.h"
 
+#include <algorithm>
+#include <array>
+
+#include "commands.h"
+#include "tessera/core/error.h"
 #include "tessera/lab/pareto.h"
 #include "tessera/trainer/log.h"
 
@@ -19,6 +24,18 @@ nlohmann::ordered_json stages_to_json(const SimulatedStep& step) {
                       {"bubble_seconds", time.bubble}});
   }
   return stages;
+}
+
+std::string plain_text(const nlohmann::ordered_json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+/// In quotes if it has a character of the format.
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\n") == text.npos) return text;
+  std::string cell = "\"";
+  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return cell + "\"";
 }
 
 }  // namespace
@@ -45,6 +62,59 @@ SimulatedSweep simulate_sweep(const Config& config, const HardwareProfile& profi
   return result;
 }
 
+std::vector<NamedText> fixed_settings(const Config& config, const std::vector<Swept>& sweep,
+                                      const std::vector<SimulatedCell>& cells) {
+  std::vector<NamedText> fixed;
+  const auto is_swept = [&](const std::string& name) {
+    return std::ranges::find(sweep, name, &Swept::name) != sweep.end();
+  };
+  const auto add = [&](const std::string& name, const std::string& value) {
+    if (is_swept(name) || std::ranges::find(fixed, name, &NamedText::name) != fixed.end()) return;
+    fixed.push_back({name, value});
+  };
+  for (const char* const name : {"precision", "strategy", "ranks", "micro_batch", "accumulate"}) {
+    add(name, plain_text(config.value(name)));
+  }
+  const auto length = cells.front().run->choice.sequence_length;
+  const bool has_one_length = std::ranges::all_of(
+      cells, [&](const SimulatedCell& cell) { return cell.run->choice.sequence_length == length; });
+  if (has_one_length) add("sequence_length", concat(length));
+  for (const char* const name : {"recompute", "ranks_per_node"}) {
+    add(name, plain_text(config.value(name)));
+  }
+  constexpr std::array kOfTheTable{"model", "profile", "show_profile",   "sweep",
+                                   "check", "format",  "sequence_length"};
+  for (const Setting& setting : simulate_settings()) {
+    if (std::ranges::find(kOfTheTable, setting.name) != kOfTheTable.end()) continue;
+    const auto& value = config.value(setting.name);
+    if (value.is_null() || nlohmann::json(value) == setting.fallback) continue;
+    add(setting.name, plain_text(value));
+  }
+  return fixed;
+}
+
+std::string to_csv(const std::vector<NamedText>& fixed, const std::vector<Swept>& sweep,
+                   const std::vector<SimulatedCell>& cells) {
+  std::string text;
+  for (const SimulatedCell& cell : cells) {
+    nlohmann::ordered_json row = nlohmann::ordered_json::object();
+    for (const NamedText& setting : fixed) row[setting.name] = setting.value;
+    const nlohmann::ordered_json figures = to_json(sweep, cell);
+    for (const auto& [name, value] : figures.items()) {
+      if (value.is_primitive() && !row.contains(name)) row[name] = value;
+    }
+    row["disk_bytes"] = cell.plan().disk_bytes;
+    std::string heading, line;
+    for (const auto& [name, value] : row.items()) {
+      heading += (heading.empty() ? "" : ",") + name;
+      line += concat(line.empty() ? "" : ",", value.is_null() ? "" : csv_cell(plain_text(value)));
+    }
+    if (text.empty()) text = heading + "\n";
+    text += line + "\n";
+  }
+  return text;
+}
+
 nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedCell& cell) {
   nlohmann::ordered_json lanes = nlohmann::ordered_json::object();
   for (const Lane lane : kAllLanes) {
@@ -63,6 +133,8 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"tokens", cell.tokens},
        {"tokens_per_second", cell.tokens_per_second()},
        {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
+       {"full_mfu",
+        cell.mfu > 0.0 ? nlohmann::ordered_json(cell.full_mfu) : nlohmann::ordered_json()},
        {"exposed_seconds", cell.step.communication.exposed},
        {"exposed_message_seconds", cell.step.exposed_messages()},
        {"bubble_seconds", cell.step.bubble()},

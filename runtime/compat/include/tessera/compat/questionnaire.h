@@ -14,8 +14,12 @@ namespace tessera::questionnaire {
 /// Ctrl-C at a question. The terminal is as it was before.
 struct Interrupted {};
 
+/// Esc at a question: the one before is to be asked again.
+struct WentBack {};
+
 /// Puts questions to a person or to a script.
-/// Throws Error{kConfig} if the answers end, or go on and on without a right one, and Interrupted.
+/// Throws Error{kConfig} if the answers end, or go on and on without a right one; and
+/// Interrupted and WentBack.
 class Prompter {
  public:
   virtual ~Prompter() = default;
@@ -47,6 +51,10 @@ struct Question {
   std::string text;  ///< without the default, which is added
   AnswerKind kind = AnswerKind::kText;
   std::vector<Choice> choices{};  ///< of a menu
+  /// A menu for a person before the question, whose choice of null leads to the question itself; a
+  /// script answers the question alone.
+  std::string person_text{};
+  std::vector<Choice> person_choices{};
   /// Instead of `choices`, if they depend on other answers.
   std::function<std::vector<Choice>(const Answers&)> choices_from{};
   nlohmann::json fallback{};  ///< what Enter alone means; null: an answer is needed
@@ -75,7 +83,8 @@ std::int64_t default_processes(const MachineFacts& machine, const Answers& answe
 /// The answer that a text gives; nothing if neither.
 std::optional<bool> answered_yes(std::string text);
 
-/// Asks what applies, in order. A wrong answer is told and asked for again.
+/// Asks what applies, in order. A wrong answer is told and asked for again; after WentBack the last
+/// question is asked once more, with its earlier answer as what Enter means.
 Answers ask(const std::vector<Question>& questions, Prompter& prompter);
 
 }  // namespace tessera::questionnaire

@@ -15,7 +15,8 @@ namespace tessera {
 /// The outcome of a cell of a comparison.
 enum class CellState : std::uint8_t {
   kMissing,     ///< not all of its repeats have run yet
-  kDone,        ///< all have, or none was asked for
+  kDone,        ///< all have
+  kPredicted,   ///< nothing is to run, and it is predicted
   kFailed,      ///< a run has failed; the cell says why
   kImpossible,  ///< it cannot be planned; the cell says why
 };
@@ -89,7 +90,7 @@ struct ComparedCell {
 struct Comparison {
   std::string version{};               ///< of the program
   std::string date{};                  ///< when it began, UTC, ISO 8601
-  std::vector<NamedText> machine{};    ///< what it ran on
+  std::vector<NamedText> machine{};    ///< what it ran on; of predictions, what they are for
   std::vector<std::string> command{};  ///< the program's arguments
   std::string model{};                 ///< in words
   std::string data{};                  ///< in words; "": nothing runs

@@ -23,12 +23,24 @@ inline constexpr std::string_view kMethod =
     "steps left out; +/- is half of its 95 % confidence interval (Student's t over the repeats). "
     "Memory is what a rank needs of its device: rank 0's peak, and on a GPU what is beside the "
     "plan. Cells with the same letter under bits have bit-identical losses and "
-    "parameters. Best: no other cell has both less memory and more tokens per second and rank.";
+    "parameters. Best: the Pareto front: nothing else is both smaller and faster, by tokens per "
+    "second and rank.";
 
 inline constexpr std::string_view kPipelineMethod =
     "Messages: milliseconds of a step in which a stage only sends or receives; bubble: the share "
     "of "
     "a step in which it waits for other stages. Both are simulated, and means over the stages.";
+
+/// kMethod, or how predictions were made where nothing runs; and how far to trust simulated times.
+std::string method_of(const Comparison& comparison);
+
+/// Why cells have failed or are impossible: cells with the same reason stand together.
+struct MissingCells {
+  CellState state = CellState::kFailed;
+  std::string why;
+  std::string cells;  ///< their labels
+};
+std::vector<MissingCells> missing_cells(const Comparison& comparison);
 
 Estimate mean_of(const std::vector<double>& values);
 
