@@ -20,18 +20,18 @@ Stream& the_stream() {
 
 /// The kernel on copies of its views, run to its end: what a test does next is to look at host
 /// memory.
-template <auto kKernel, typename Args>
-void on_device(const Args& args, Stream& stream) {
-  Args moved = args;
+template <auto kKernel>
+constexpr auto on_device = [](const auto& args, Stream& stream) {
+  auto moved = args;
   DeviceCopies copies(views_of(moved), stream);
   (device().kernels().*kKernel)(moved, stream);
   copies.copy_back();
-}
+};
 
 /// The same for one that also takes a span of views.
-template <auto kKernel, auto kSpan, typename Args>
-void span_on_device(const Args& args, Stream& stream) {
-  Args moved = args;
+template <auto kKernel, auto kSpan>
+constexpr auto span_on_device = [](const auto& args, Stream& stream) {
+  auto moved = args;
   std::vector<TensorView> spanned((args.*kSpan).begin(), (args.*kSpan).end());
   moved.*kSpan = spanned;
   Views views = views_of(moved);
@@ -39,7 +39,7 @@ void span_on_device(const Args& args, Stream& stream) {
   DeviceCopies copies(views, stream);
   (device().kernels().*kKernel)(moved, stream);
   copies.copy_back();
-}
+};
 
 const KernelTable& on_device_table() {
   static const KernelTable table{

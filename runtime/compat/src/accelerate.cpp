@@ -485,15 +485,6 @@ class Accelerate {
 
 }  // namespace
 
-// Accelerate looks from the current folder; files that lie together should work from anywhere.
-std::string beside(const std::string& of, const std::string& named) {
-  const auto other = std::filesystem::path(of).parent_path() / named;
-  std::error_code error;
-  const bool there =
-      !std::filesystem::exists(named, error) && std::filesystem::exists(other, error);
-  return there ? other.string() : named;
-}
-
 void translate_accelerate(const Document& document, AccelerateSource source,
                           const AutoValues& autos, const TranslationContext& context,
                           ConfigTranslation& translation) {

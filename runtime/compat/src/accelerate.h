@@ -10,9 +10,6 @@ namespace tessera::compat {
 /// not.
 enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
 
-/// The path of a file that the file `of` names: from the current folder, or else from beside `of`.
-std::string beside(const std::string& of, const std::string& named);
-
 /// Adds what Accelerate's keys in `document` mean here. Follows `deepspeed_config_file`, where
 /// `autos` stands for "auto".
 void translate_accelerate(const Document& document, AccelerateSource source,

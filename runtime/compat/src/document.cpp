@@ -286,4 +286,13 @@ void TreeBuilder::add(Node node, std::size_t anchor) {
   }
 }
 
+// Accelerate looks from the current folder; files that lie together should work from anywhere.
+std::string beside(const std::string& of, const std::string& named) {
+  const auto other = std::filesystem::path(of).parent_path() / named;
+  std::error_code error;
+  const bool there =
+      !std::filesystem::exists(named, error) && std::filesystem::exists(other, error);
+  return there ? other.string() : named;
+}
+
 }  // namespace tessera::compat

@@ -97,4 +97,7 @@ class TreeBuilder {
   std::int64_t nodes_ = 0;
 };
 
+/// The path of a file that the file `of` names: from the current folder, or else from beside `of`.
+std::string beside(const std::string& of, const std::string& named);
+
 }  // namespace tessera::compat

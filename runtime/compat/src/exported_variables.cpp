@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "accelerate.h"
+#include "document.h"
 #include "scalar.h"
 #include "variables.h"
 

@@ -106,8 +106,9 @@ std::string timeline_figure(const Comparison& comparison) {
       "timeline", "Timeline of a step",
       "The lanes of a rank in one step of the first cell of each strategy and pipeline, in "
       "milliseconds from the step's begin: rank 0's, or of a pipeline those of the first rank of "
-      "each stage, whose passes have the numbers of their micro-steps. Each name says whether the "
-      "step was measured or simulated."};
+      "each stage, whose passes have the numbers of their micro-steps. Passes of a rank's later "
+      "stages are lighter, and the thin row below has its messages and collectives. Each name says "
+      "whether the step was measured or simulated."};
   const std::vector<ShownStep> steps = shown_steps(comparison);
   if (steps.empty()) {
     return empty_figure(text, "No cell has a timeline: none is simulated.");

@@ -479,8 +479,8 @@ std::vector<KernelCase> kernel_cases() {
   for (const DType t : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     for (KernelCase& gemm : gemm_cases(kTokens, t)) cases.push_back(std::move(gemm));
     add_layers(cases, t);
+    add_state(cases, t);
   }
-  for (const DType t : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) add_state(cases, t);
   cases.insert(cases.end(),
                {{"cast/fp32->bf16", cast(kFloat, DType::kBFloat16)},
                 {"cast/bf16->fp32", cast(DType::kBFloat16, kFloat)},
@@ -493,8 +493,8 @@ std::vector<KernelCase> kernel_cases() {
                 {"fill_normal/fp32", [](KernelLab& lab) {
                    Operands o{lab};
                    const FillNormalArgs args{.dst = o.empty({kShard}, kFloat), .key = {1, 2}};
-                   return call_of(o, &KernelTable::fill_normal, args, bytes_of({args.dst}),
-                                  bytes_of({args.dst}));
+                   const double bytes = bytes_of({args.dst});
+                   return call_of(o, &KernelTable::fill_normal, args, bytes, bytes);
                  }}});
   return cases;
 }
