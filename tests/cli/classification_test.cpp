@@ -56,7 +56,7 @@ TEST_F(Classification, IsTrainedExportedAndEvaluated) {
   EXPECT_EQ(config["architectures"], json::array({"GPT2ForSequenceClassification"}));
   EXPECT_EQ(config["id2label"], (json{{"0", "bad"}, {"1", "good"}}));
   EXPECT_EQ(config["label2id"], (json{{"bad", 0}, {"good", 1}}));
-  for (const std::string from : {path("tuned"), path("saves")}) {
+  for (const std::string& from : {path("tuned"), path("saves")}) {
     const ProgramResult text =
         evaluate({"--init", from, "--tokenizer", "bytes", "--sequence-length", "12"});
     EXPECT_EQ(text.exit_code, 0) << text.err;
