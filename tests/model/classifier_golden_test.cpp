@@ -111,7 +111,9 @@ TEST_P(ClassifierGolden, FoldersGoRoundTrip) {
   target.finish();
   EXPECT_EQ(stored_tensors(written.path("copy"), weights()),
             stored_tensors(kFolders + GetParam(), weights()));
-  if (!is_lora()) EXPECT_EQ(open_hugging_face(written.path("copy")).config(), folder_.config());
+  if (!is_lora()) {
+    EXPECT_EQ(open_hugging_face(written.path("copy")).config(), folder_.config());
+  }
   EXPECT_EQ(parse_gpt_configuration(configuration_of(folder_.config())), folder_.config());
 }
 
@@ -190,7 +192,9 @@ TEST(Confusion, IsThatOfScikitLearn) {
     for (std::size_t i = 0; i < labels.size(); ++i) confusion.add(labels[i], predictions[i]);
     EXPECT_DOUBLE_EQ(confusion.accuracy(), row.at("accuracy").get<double>());
     EXPECT_DOUBLE_EQ(confusion.macro_f1(), row.at("macro").get<double>());
-    if (row.contains("binary")) EXPECT_DOUBLE_EQ(confusion.f1(1), row.at("binary").get<double>());
+    if (row.contains("binary")) {
+      EXPECT_DOUBLE_EQ(confusion.f1(1), row.at("binary").get<double>());
+    }
   }
   EXPECT_THROW(Confusion(2).add(2, 0), Error);
 }
