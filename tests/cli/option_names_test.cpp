@@ -67,8 +67,9 @@ std::vector<Literal> library_literals() {
   return all;
 }
 
-/// Flags of other programs.
-const std::set<std::string> kOthers{"--local-dir"};  // hf download
+/// Flags of other programs: of hf download and of Megatron-LM.
+const std::set<std::string> kOthers{"--local-dir", "--num-layers-per-virtual-pipeline-stage",
+                                    "--decoder-first-pipeline-num-layers"};
 
 TEST_F(OptionNames, NoMessageOfTheLibraryHasAFlag) {
   const std::regex flag("(^|[^A-Za-z0-9-])(--[a-z][a-z0-9-]*)");

@@ -270,11 +270,10 @@ std::string pareto_figure(const Comparison& comparison) {
   Svg drawing;
   draw_axis(drawing, across, kTop, kTop + kHeight);
   draw_levels(drawing, up);
-  drawing.text({0.0, 12.0}, Anchor::kStart, "tick",
-               concat("tokens per second and rank",
-                      up.front().value != 0.0
-                          ? concat("; this axis begins at ", up.front().label, ", not at 0")
-                          : ""));
+  drawing.text(
+      {0.0, 12.0}, Anchor::kStart, "tick",
+      concat("tokens per second and rank",
+             up.front().value != 0.0 ? concat("; this axis begins at ", up.front().label) : ""));
   Table table{.caption = "Costs of cells",
               .header = {"number", "cell", "device bytes", "tokens/s and rank", "time", "front"}};
   std::vector<Place> front;
