@@ -435,11 +435,9 @@ void add_ends(Cases to, DType t) {
 void add_layers(std::vector<KernelCase>& cases, DType t) {
   const std::string type = "/" + std::string(to_string(t));
   const Cases to{cases, t};
-  cases.push_back({"bias_gradient" + type, bias_gradient(t)});
   add_rows(to, t);
   add_activations(to, t);
-  add_heads(to, t, false);
-  add_heads(to, t, true);
+  for (const bool norms : {false, true}) add_heads(to, t, norms);
   for (const std::int64_t length : {256, 1024, 4096}) {
     const std::string size = concat(type, "/length:", length);
     cases.push_back({"attention_forward" + size, attention(t, length, false)});
@@ -448,7 +446,8 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
   }
   add_ends(to, t);
   cases.insert(cases.end(),
-               {{"squared_error" + type, squared_error(t)},
+               {{"bias_gradient" + type, bias_gradient(t)},
+                {"squared_error" + type, squared_error(t)},
                 {"dequantize/nf4" + type, dequantize(WeightFormat::kNf4, t)},
                 {"dequantize/nf4-double" + type, dequantize(WeightFormat::kNf4Double, t)},
                 {"dequantize/int8" + type, dequantize(WeightFormat::kInt8, t)}});
@@ -461,8 +460,7 @@ void add_state(std::vector<KernelCase>& cases, DType t) {
     cases.push_back({concat("optimizer_step/", optimizer.name, "/parameter:", to_string(t)),
                      optimizer_step(optimizer, t)});
   }
-  const Cases to{cases, t};
-  to.add("add", &KernelTable::add, [t](Operands& o) {
+  Cases{cases, t}.add("add", &KernelTable::add, [t](Operands& o) {
     return AddArgs{.src = o.random({kShard}, t), .dst = o.random({kShard}, t)};
   });
   cases.insert(cases.end(), {{"exact_squares" + type, exact_squares(t)},
