@@ -36,7 +36,7 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-/// As tables of GEMMs name it.
+/// The epilogue by the name that tables of GEMMs have for it.
 std::string epilogue_of(const GemmArgs& a) {
   if (a.bias_gradient) return "bias_gradient";
   if (a.gelu_backward_input) return "gelu_backward";

@@ -59,25 +59,28 @@ double Confusion::accuracy() const {
   return count_ == 0 ? 0.0 : static_cast<double>(correct()) / static_cast<double>(count_);
 }
 
+std::int64_t Confusion::seen(std::int64_t label) const {
+  std::int64_t seen = 0;
+  for (std::int64_t other = 0; other < classes_; ++other) {
+    seen += at(label, other) + at(other, label);
+  }
+  return seen;
+}
+
 double Confusion::f1(std::int64_t label) const {
-  std::int64_t both = 0;  // 2 TP + FP + FN
-  for (std::int64_t other = 0; other < classes_; ++other)
-    both += at(label, other) + at(other, label);
+  const std::int64_t both = seen(label);
   return both == 0 ? 0.0 : 2.0 * static_cast<double>(at(label, label)) / static_cast<double>(both);
 }
 
 double Confusion::macro_f1() const {
   double sum = 0.0;
-  std::int64_t seen = 0;
+  std::int64_t classes = 0;
   for (std::int64_t label = 0; label < classes_; ++label) {
-    std::int64_t both = 0;
-    for (std::int64_t other = 0; other < classes_; ++other)
-      both += at(label, other) + at(other, label);
-    if (both == 0) continue;
+    if (seen(label) == 0) continue;
     sum += f1(label);
-    ++seen;
+    ++classes;
   }
-  return seen == 0 ? 0.0 : sum / static_cast<double>(seen);
+  return classes == 0 ? 0.0 : sum / static_cast<double>(classes);
 }
 
 std::int64_t likeliest(std::span<const float> logits) {

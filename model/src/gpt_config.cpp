@@ -26,7 +26,7 @@ constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> 
     {"width", &GptConfig::width},
 }};
 
-/// Those of the families other than GPT-2, besides.
+/// The families other than GPT-2 have these numbers, too.
 constexpr std::array<std::pair<std::string_view, std::int64_t GptConfig::*>, 5> kMoreSizes{{
     {"kv_heads", &GptConfig::kv_heads},
     {"head_width", &GptConfig::head_width},
@@ -226,7 +226,8 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
 
 void require_writes_text(const GptConfig& config) {
   require(config.labels.empty(), ErrorCode::kConfig,
-          "the model classifies sequences and writes no text; ask it for labels: tessera evaluate");
+          "the model classifies sequences and writes no text; evaluate it, or take a model that "
+          "writes text");
 }
 
 std::string_view embedding_name(const GptConfig& config) {

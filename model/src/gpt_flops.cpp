@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "gpt_layers.h"
-#include "tessera/model/gpt_full_flops.h"
+#include "tessera/model/gpt.h"
 
 namespace tessera {
 

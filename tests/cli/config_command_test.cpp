@@ -3,7 +3,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "cli/program.h"
 #include "cli/pseudo_terminal.h"
@@ -459,6 +461,15 @@ class ConfigTerminal : public ConfigCommand {
   PseudoTerminal start() {
     return PseudoTerminal({TESSERA_PROGRAM, "config", "--config-file", path("a.yaml")});
   }
+  /// Answers each question by its default, with `key`. False if one is not shown.
+  static bool takes_defaults(PseudoTerminal& terminal, std::initializer_list<const char*> questions,
+                             const char* key = "\n") {
+    return std::ranges::all_of(questions, [&](const char* question) {
+      const bool shown = terminal.shows(question);
+      if (shown) terminal.type(key);
+      return shown;
+    });
+  }
 };
 
 TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
@@ -474,11 +485,9 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   EXPECT_FALSE(terminal.is_as_before());  // no key is shown but those that the answer takes
   terminal.type("many\n");
   ASSERT_TRUE(terminal.shows("Please enter an integer from 1 to 1048576, not 'many'."));
-  for (const char* question :
-       {"How many different machines", "Should distributed operations", "use DeepSpeed?"}) {
-    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
-    terminal.type("\n");
-  }
+  ASSERT_TRUE(takes_defaults(
+      terminal, {"How many different machines", "Should distributed operations", "use DeepSpeed?"}))
+      << terminal.shown();
   ASSERT_TRUE(terminal.shows("use FullyShardedDataParallel? [yes/NO]: "));
   terminal.type("yes\n");
   ASSERT_TRUE(terminal.shows("1. 2"));
@@ -490,15 +499,11 @@ TEST_F(ConfigTerminal, ArrowKeysMoveThroughMenus) {
   ASSERT_TRUE(terminal.shows("auto wrap policy?"));
   ASSERT_TRUE(terminal.shows("2. NO_WRAP"));
   terminal.type(std::string(kDown) + kDown + "\r");
-  for (const char* question : {"BACKWARD_POST", "LOCAL_STATE_DICT"}) {
-    ASSERT_TRUE(terminal.shows(question));
-    terminal.type("\r");
-  }
-  for (const char* question :
-       {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}) {
-    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
-    terminal.type("\n");
-  }
+  ASSERT_TRUE(takes_defaults(terminal, {"BACKWARD_POST", "LOCAL_STATE_DICT"}, "\r"))
+      << terminal.shown();
+  ASSERT_TRUE(takes_defaults(
+      terminal, {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}))
+      << terminal.shown();
   ASSERT_TRUE(terminal.shows("How many GPU(s) should be used for distributed training? ["));
   terminal.type("4\n");
   ASSERT_TRUE(terminal.shows("2. bf16"));
@@ -522,11 +527,9 @@ TEST_F(ConfigTerminal, EscGoesBackAndTheLayerClassIsAskedByTheModel) {
   ASSERT_TRUE(terminal.shows("Which type of machine are you using?")) << terminal.shown();
   ASSERT_TRUE(terminal.shows("> 2. multi-GPU"));  // the answer that was given
   terminal.type("\r");
-  for (const char* question :
-       {"How many different machines", "Should distributed operations", "use DeepSpeed?"}) {
-    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
-    terminal.type("\n");
-  }
+  ASSERT_TRUE(takes_defaults(
+      terminal, {"How many different machines", "Should distributed operations", "use DeepSpeed?"}))
+      << terminal.shown();
   ASSERT_TRUE(terminal.shows("use FullyShardedDataParallel? [yes/NO]: "));
   terminal.type("yes\n");
   ASSERT_TRUE(terminal.shows("1. 2"));
@@ -547,15 +550,11 @@ TEST_F(ConfigTerminal, EscGoesBackAndTheLayerClassIsAskedByTheModel) {
   ASSERT_TRUE(terminal.shows("1. LlamaDecoderLayer (Llama)"));
   ASSERT_TRUE(terminal.shows("8. others"));
   terminal.type("4\r");
-  for (const char* question : {"BACKWARD_POST", "LOCAL_STATE_DICT"}) {
-    ASSERT_TRUE(terminal.shows(question));
-    terminal.type("\r");
-  }
-  for (const char* question :
-       {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}) {
-    ASSERT_TRUE(terminal.shows(question)) << terminal.shown();
-    terminal.type("\n");
-  }
+  ASSERT_TRUE(takes_defaults(terminal, {"BACKWARD_POST", "LOCAL_STATE_DICT"}, "\r"))
+      << terminal.shown();
+  ASSERT_TRUE(takes_defaults(
+      terminal, {"forward prefetch", "use_orig_params", "CPU RAM", "activation checkpointing"}))
+      << terminal.shown();
   ASSERT_TRUE(terminal.shows("How many GPU(s) should be used"));
   terminal.type("4\n");
   ASSERT_TRUE(terminal.shows("2. bf16"));

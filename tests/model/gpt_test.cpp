@@ -11,7 +11,6 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
-#include "tessera/model/gpt_full_flops.h"
 
 namespace tessera {
 namespace {

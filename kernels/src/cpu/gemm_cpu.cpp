@@ -26,7 +26,7 @@
 namespace tessera::cpu {
 namespace {
 
-/// What distinguishes two matmul primitives.
+/// Two matmul primitives with equal keys are the same.
 using Key = std::array<std::int64_t, 7>;
 
 Key key_of(const Product& p) {
@@ -218,7 +218,7 @@ void run_sgemm(const Product& p) {
   if (status != dnnl::status::success) fail_in_onednn(p, static_cast<dnnl_status_t>(status));
 }
 
-/// The same for bf16.
+/// One call of oneDNN for a tile, in bf16.
 void run_matmul(const Product& p) {
   static thread_local MatmulCache cache;
   try {

@@ -158,7 +158,7 @@ AdapterConfig parse_adapter_json(std::string_view text, const std::string& path,
   kind.read(reader, config, adapter);
   adapter.saved_modules = reader.names("modules_to_save");
   reader.finish(kind.shown.name, kind.ignored, kind.refused);
-  // Those that the task type saves by itself.
+  // The task type saves these by itself.
   std::erase_if(adapter.saved_modules, [&](const std::string& module) {
     return classifies && (module == "classifier" || module == "score");
   });

@@ -81,13 +81,14 @@ Tensor LayerRunner::take(int buffer) {
   return tensor;
 }
 
-/// What the layer before has left, for a forward or a loss; empty for the first layer.
+/// Takes the output of the layer before, for a forward or a loss; empty for the first layer.
 Tensor LayerRunner::take_input(const Action& action) {
   const Operand* const input = schedule_.find(action.reads, BufferKind::kActivation);
   return input == nullptr ? Tensor() : take(input->buffer);
 }
 
-/// What this pass sends of the output of `layer`; messages are planned for passes over all.
+/// The shape of the message that this pass makes of the output of `layer`; messages are planned
+/// for passes over the whole batch.
 Shape LayerRunner::message_shape(int layer) const {
   const Shape& whole = input_shapes_[static_cast<std::size_t>(layer) + 1];
   const Layer* const made_by = model_.layers[static_cast<std::size_t>(layer)].get();

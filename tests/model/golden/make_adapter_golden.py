@@ -18,7 +18,8 @@ import peft
 import torch
 import transformers
 
-from make_family_golden import BATCH, HERE as FAMILIES, LENGTH, OPTIMIZER, SIZES, STEPS, loss_of, relative_error
+from golden_file import relative_error, write_golden
+from make_family_golden import BATCH, HERE as FAMILIES, LENGTH, OPTIMIZER, SIZES, STEPS, loss_of
 
 LORA, IA3 = peft.LoraConfig, peft.IA3Config
 HERE = pathlib.Path(__file__).parent / "adapters"
@@ -145,19 +146,8 @@ def main():
         bf16_error = dict(
             logits=relative_error(coarse["logits"], exact["logits"]),
             gradients=max(relative_error(coarse[k], exact[k]) for k in exact if k.startswith("gradient/")))
-        index, data, at = {}, b"", 0
-        for key, value in dict(tokens=tokens, targets=targets, **exact).items():
-            integer = key in ("tokens", "targets")
-            raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-            index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-            if not integer:
-                index[key]["fp32_error"] = relative_error(single[key], value)
-            data += raw
-            at += len(raw) // 4
-        (HERE / f"{name}.bin").write_bytes(data)
-        (HERE / f"{name}.json").write_text(json.dumps(
-            dict(peft=peft.__version__, transformers=transformers.__version__, optimizer=OPTIMIZER,
-                 bf16_error=bf16_error, tensors=index)) + "\n")
+        index = write_golden(HERE / name, dict(tokens=tokens, targets=targets, **exact), single, peft=peft.__version__,
+                             transformers=transformers.__version__, optimizer=OPTIMIZER, bf16_error=bf16_error)
         print(name, {k: f"{v['fp32_error']:.1e}" for k, v in index.items() if k in ("logits", "step_loss")})
 
 

@@ -22,7 +22,8 @@ import sklearn.metrics
 import torch
 import transformers
 
-from make_family_golden import OPTIMIZER, SIZES, TEXT_CONFIGS, relative_error
+from golden_file import write_golden
+from make_family_golden import OPTIMIZER, SIZES, TEXT_CONFIGS
 
 HERE = pathlib.Path(__file__).parent / "classifiers"
 BATCH, LENGTH, STEPS, PADDING = 3, 24, 10, 0
@@ -99,19 +100,8 @@ def write(name, folder, adapter, classes, seed):
     tokens[places >= lengths[:, :, None]] = PADDING
     targets = torch.where(places == lengths[:, :, None] - 1, labels[:, :, None], -1)
     exact, single = (run(folder, adapter, tokens, labels, dtype) for dtype in (torch.float64, torch.float32))
-    index, data, at = {}, b"", 0
-    for key, value in dict(tokens=tokens, targets=targets, **exact).items():
-        integer = key in ("tokens", "targets")
-        raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-        index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-        if not integer:
-            index[key]["fp32_error"] = relative_error(single[key], value)
-        data += raw
-        at += len(raw) // 4
-    (HERE / f"{name}.bin").write_bytes(data)
-    (HERE / f"{name}.json").write_text(json.dumps(
-        dict(transformers=transformers.__version__, peft=peft.__version__, optimizer=OPTIMIZER,
-             tensors=index)) + "\n")
+    index = write_golden(HERE / name, dict(tokens=tokens, targets=targets, **exact), single,
+                         transformers=transformers.__version__, peft=peft.__version__, optimizer=OPTIMIZER)
     print(name, {k: f"{v['fp32_error']:.1e}" for k, v in index.items() if k in ("logits", "step_loss")})
 
 

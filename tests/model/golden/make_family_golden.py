@@ -14,13 +14,14 @@ the names there:
   step_loss, step_gradient_norm  (steps), with AdamW on the same weights; norms before clipping
 """
 
-import json
 import pathlib
 import shutil
 import sys
 
 import torch
 import transformers
+
+from golden_file import relative_error, write_golden
 
 HERE = pathlib.Path(__file__).parent / "families"
 BATCH, LENGTH, STEPS = 3, 24, 20
@@ -104,10 +105,6 @@ def run(folder, tokens, targets, dtype):
     return result
 
 
-def relative_error(a, b):
-    return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
-
-
 def main():
     if len(sys.argv) == 1:
         shutil.rmtree(HERE, ignore_errors=True)
@@ -126,19 +123,8 @@ def main():
         bf16_error = dict(
             logits=relative_error(coarse["logits"], exact["logits"]),
             gradients=max(relative_error(coarse[k], exact[k]) for k in exact if k.startswith("gradient/")))
-        index, data, at = {}, b"", 0
-        for key, value in dict(tokens=tokens, targets=targets, **exact).items():
-            integer = key in ("tokens", "targets")
-            raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-            index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-            if not integer:
-                index[key]["fp32_error"] = relative_error(single[key], value)
-            data += raw
-            at += len(raw) // 4
-        (HERE / f"{name}.bin").write_bytes(data)
-        (HERE / f"{name}.json").write_text(json.dumps(
-            dict(transformers=transformers.__version__, optimizer=OPTIMIZER, bf16_error=bf16_error,
-                 tensors=index)) + "\n")
+        index = write_golden(HERE / name, dict(tokens=tokens, targets=targets, **exact), single,
+                             transformers=transformers.__version__, optimizer=OPTIMIZER, bf16_error=bf16_error)
         print(name, {k: f"{v['fp32_error']:.1e}" for k, v in index.items() if k in ("logits", "step_loss")})
 
 

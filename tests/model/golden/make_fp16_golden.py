@@ -21,8 +21,8 @@ import struct
 
 import torch
 
-from make_gpt2_golden import (BATCH, CONFIG, LENGTH, OPTIMIZER, STEPS, forward, initial_parameters,
-                              loss_of, relative_error)
+from golden_file import relative_error
+from make_gpt2_golden import BATCH, CONFIG, LENGTH, OPTIMIZER, STEPS, forward, initial_parameters, loss_of
 
 SCALER = dict(initial=2.0**21, window=4)
 

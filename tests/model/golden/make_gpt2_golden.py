@@ -26,6 +26,8 @@ import struct
 import torch
 import torch.nn.functional as F
 
+from golden_file import relative_error
+
 CONFIG = dict(vocab_size=65, context_length=40, layers=2, heads=4, width=48)
 BATCH, LENGTH, STEPS = 3, 32, 20
 OPTIMIZER = dict(learning_rate=1e-3, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1,
@@ -113,10 +115,6 @@ def run(initial, tokens, targets, dtype):
     result["step_loss"] = torch.tensor(losses, dtype=torch.float64)
     result["step_gradient_norm"] = torch.tensor(norms, dtype=torch.float64)
     return result | {"final/" + n: w.detach() for n, w in p.items()}
-
-
-def relative_error(a, b):
-    return ((a.double() - b.double()).abs().max() / b.double().abs().max()).item()
 
 
 def main():

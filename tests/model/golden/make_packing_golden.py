@@ -11,11 +11,12 @@ Computed in float64 from the weights as stored. The format is that of gpt2.json;
   gradient/<name>          of the mean loss, by transformers' names
 """
 
-import json
 import pathlib
 
 import torch
 import transformers
+
+from golden_file import write_golden
 
 HERE = pathlib.Path(__file__).parent
 FOLDERS = {"llama": "families/llama", "mistral": "families/mistral", "qwen2_window": "families/qwen2_window",
@@ -53,16 +54,7 @@ def main():
         loss.backward()
         tensors = dict(tokens=tokens, targets=targets, starts=starts, logits=logits.detach(), loss=loss.detach()[None])
         tensors |= {"gradient/" + n: w.grad for n, w in model.named_parameters()}
-        index, data, at = {}, b"", 0
-        for key, value in tensors.items():
-            integer = not value.is_floating_point()
-            raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-            index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-            data += raw
-            at += len(raw) // 4
-        (HERE / "packed" / f"{name}.bin").write_bytes(data)
-        (HERE / "packed" / f"{name}.json").write_text(
-            json.dumps(dict(transformers=transformers.__version__, tensors=index)) + "\n")
+        write_golden(HERE / "packed" / name, tensors, transformers=transformers.__version__)
         print(name, loss.item())
 
 

@@ -6,7 +6,6 @@ Run by hand, with transformers 5 and peft: python3 make_prompt_golden.py
 The format is that of adapters/<name>.json. Logits are those of the tokens, without those of the prompt.
 """
 
-import json
 import pathlib
 import shutil
 
@@ -16,7 +15,8 @@ import torch
 import transformers
 
 import make_adapter_golden as adapters
-from make_family_golden import BATCH, HERE as FAMILIES, OPTIMIZER, SIZES, STEPS, relative_error
+from golden_file import write_golden
+from make_family_golden import BATCH, HERE as FAMILIES, OPTIMIZER, SIZES, STEPS
 
 HERE = pathlib.Path(__file__).parent / "prompts"
 LENGTH = 20
@@ -53,17 +53,9 @@ def main():
         targets = torch.cat([tokens[:, :, 1:], torch.full((STEPS, BATCH, 1), -1)], dim=2)
         exact = adapters.run(base, HERE / name, tokens, targets, torch.float64)
         exact = {k.replace("prompt_encoder.embedding.weight", "prompt_embeddings"): v for k, v in exact.items()}
-        index, data, at = {}, b"", 0
-        for key, value in dict(tokens=tokens, targets=targets, **exact).items():
-            integer = key in ("tokens", "targets")
-            raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-            index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-            data += raw
-            at += len(raw) // 4
-        (HERE / f"{name}.bin").write_bytes(data)
-        (HERE / f"{name}.json").write_text(json.dumps(
-            dict(peft=peft.__version__, transformers=transformers.__version__, optimizer=OPTIMIZER,
-                 tensors=index)) + "\n")
+        index = write_golden(HERE / name, dict(tokens=tokens, targets=targets, **exact),
+                             peft=peft.__version__, transformers=transformers.__version__,
+                             optimizer=OPTIMIZER)
         print(name, list(index))
 
 

@@ -12,7 +12,6 @@ codes stand for: LLM.int8 rounds activations, too. "weights" are FNV-1a hashes o
 without the sign of zeros.
 """
 
-import json
 import pathlib
 import shutil
 import sys
@@ -23,6 +22,7 @@ import torch
 import transformers
 from transformers import BitsAndBytesConfig
 
+from golden_file import write_golden
 from make_adapter_golden import save, stored_name
 from make_family_golden import BATCH, LENGTH, OPTIMIZER, SIZES, loss_of
 
@@ -127,17 +127,8 @@ def make_case(name, base, kind, seed):
                 w.add_(0.2 * torch.randn(w.shape))
     save(model, HERE / (name + "_adapter"))
     tensors |= run(model, tokens, targets)
-    index, data, at = {}, b"", 0
-    for key, value in tensors.items():
-        integer = key in ("tokens", "targets")
-        raw = value.to(torch.int32 if integer else torch.float32).contiguous().numpy().tobytes()
-        index[key] = dict(shape=list(value.shape), dtype="int32" if integer else "fp32", offset=at)
-        data += raw
-        at += len(raw) // 4
-    (HERE / f"{name}.bin").write_bytes(data)
-    (HERE / f"{name}.json").write_text(json.dumps(
-        dict(bitsandbytes=bitsandbytes.__version__, transformers=transformers.__version__, optimizer=OPTIMIZER,
-             weights=weights, tensors=index)) + "\n")
+    write_golden(HERE / name, tensors, bitsandbytes=bitsandbytes.__version__,
+                 transformers=transformers.__version__, optimizer=OPTIMIZER, weights=weights)
 
 
 def check(folder, name):

@@ -166,7 +166,7 @@ struct ScaleColumnsBackwardArgs {
 // where that of the place before does. Without it a sequence is one document. Kernels for the CPU
 // throw where it begins anywhere else; on CUDA attention makes the place's output NaN.
 
-/// What attention takes from what the projections of query, key and value give, in rows of
+/// The operand of attention, made of the projections of query, key and value, which are rows of
 /// `packed`: H heads of queries, K of keys, K of values, where K divides H. Queries and keys [are
 /// normalised, each head by itself, as by layer_norm without a mean, and] are turned: of a head's
 /// first R channels, i and i + R/2 by the angle position * frequencies[i], rounded to fp32, and
@@ -202,8 +202,8 @@ struct HeadsBackwardArgs {
 };
 inline constexpr std::int64_t kMaxHeadWidth = 512;
 
-/// What the softmax of attention is taken of: z = scale q k^T, or with a soft cap, as Gemma 2 has
-/// it, cap * tanh(z / cap).
+/// The scores of which attention takes the softmax: z = scale q k^T, or with a soft cap, as Gemma
+/// 2 has it, cap * tanh(z / cap).
 struct AttentionScores {
   float scale = 0.0F;     ///< 0: 1 / sqrt(D)
   float soft_cap = 0.0F;  ///< 0: none

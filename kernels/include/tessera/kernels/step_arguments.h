@@ -13,7 +13,7 @@ namespace tessera {
 // Arguments of the kernels of a step beside its layers: optimizer, norm, loss scaling, sums, casts;
 // see kernel_table.h for what holds for all.
 
-/// What a step does to some parameters differently than to others.
+/// The numbers of an optimizer step that are not the same for all parameters.
 struct SegmentRates {
   float weight_decay = 0.0F;
   float learning_rate_scale = 1.0F;  ///< times the learning rate of OptimizerStepArgs::scalars

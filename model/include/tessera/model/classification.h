@@ -44,6 +44,8 @@ class Confusion {
 
  private:
   std::int64_t at(std::int64_t label, std::int64_t predicted) const;
+  /// How often a class was the label, plus how often it was predicted: 2 TP + FP + FN.
+  std::int64_t seen(std::int64_t label) const;
 
   std::int64_t classes_;
   std::int64_t count_ = 0;

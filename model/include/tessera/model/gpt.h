@@ -64,7 +64,7 @@ struct GptConfig {
   float dropout = 0.0F;       ///< after the embedding and on both residual branches
   bool tie_embedding = true;  ///< the head's matrix is the token embedding
   GptFamily family = GptFamily::kGpt2;
-  // Those below are of the families other than GPT-2.
+  // Members below are for the families other than GPT-2.
   std::int64_t kv_heads = 0;    ///< of keys and values, each for heads / kv_heads queries; 0: heads
   std::int64_t head_width = 0;  ///< channels of a head; 0: width / heads
   std::int64_t mlp_width = 0;   ///< hidden channels of the MLP; 0: 4 * width
@@ -85,7 +85,8 @@ struct GptConfig {
   /// How the matrices of the blocks that adapters leave frozen are stored: those that transformers
   /// hands to bitsandbytes.
   WeightFormat base_format = WeightFormat::kNone;
-  /// Those of them that are not, as where a published base has them so: our names.
+  /// Matrices of the blocks that are not stored so, where a published base leaves them out: our
+  /// names.
   std::vector<std::string> unquantized{};
 
   std::int64_t kv_heads_used() const { return kv_heads == 0 ? heads : kv_heads; }
@@ -149,6 +150,10 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& words);
 /// Norms, activation functions, rotations and softmax are not counted. A frozen matrix takes 4
 /// instead of 6: it has no gradient.
 double gpt_flops_per_token(const GptConfig& config);
+/// FLOPs of gpt_flops_per_token() with all scores of attention counted, those above the diagonal
+/// and outside of windows too: 12 * layers * context_length * heads * head width, as the PaLM paper
+/// and torchtitan count.
+double gpt_full_flops_per_token(const GptConfig& config);
 
 /// Which positions gpt_logits is wanted for.
 enum class LogitPositions { kLast, kAll };

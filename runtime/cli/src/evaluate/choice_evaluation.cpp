@@ -7,6 +7,7 @@
 
 #include "commands.h"
 #include "evaluate/evaluation_output.h"
+#include "evaluate/forward_options.h"
 #include "evaluate/question_progress.h"
 #include "launch/same_run.h"
 #include "output/json_output.h"
@@ -70,23 +71,6 @@ std::int64_t window_of(const Texts& texts) {
     }
   }
   return longest;
-}
-
-/// Forward passes alone.
-TrainerOptions scoring_options(const Config& config) {
-  TrainerOptions options = trainer_options(config);
-  options.accumulate = 1;
-  options.steps = 1;
-  options.checkpoints = {};  // of the training that a file of settings is for
-  options.stop_after = 0;
-  options.cuda_graph = false;
-  options.overlap_steps = false;
-  options.forward = true;
-  require(!config.is_typed("trace"), ErrorCode::kConfig,
-          "--trace shows steps and the batches of a loss; leave it out with --task "
-          "multiple-choice");
-  options.trace = {};
-  return options;
 }
 
 /// Scores as many questions at a time as keep all ranks busy for a few passes.
@@ -161,7 +145,7 @@ int run_multiple_choice(Config config, const Launcher& launcher) {
   const Texts texts = encode(from.questions, choice, config.get<std::string>("eval_data"));
   const GptScoring gpt(choice.config, window_of(texts));
   const DumpWatch dumps;
-  TrainerOptions options = scoring_options(config);
+  TrainerOptions options = forward_options(config, "multiple-choice");
   options.dump_requests = dumps.requests();
   std::vector<NamedText> same = adopt_parameters(choice, options);
   same.insert(same.end(), from.identity.begin(), from.identity.end());

@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "evaluate/evaluation_output.h"
+#include "evaluate/forward_options.h"
 #include "launch/same_run.h"
 #include "output/json_output.h"
 #include "output/terminal.h"
@@ -21,23 +22,6 @@
 
 namespace tessera::cli {
 namespace {
-
-/// Forward passes alone.
-TrainerOptions classifying_options(const Config& config) {
-  require(!config.is_typed("trace"), ErrorCode::kConfig,
-          "--trace shows steps and the batches of a loss; leave it out with --task "
-          "classification");
-  TrainerOptions options = trainer_options(config);
-  options.accumulate = 1;
-  options.steps = 1;
-  options.checkpoints = {};  // of the training that a file of settings is for
-  options.stop_after = 0;
-  options.cuda_graph = false;
-  options.overlap_steps = false;
-  options.forward = true;
-  options.trace = {};
-  return options;
-}
 
 /// -log of the softmax at `label`.
 double loss_of(std::span<const float> logits, std::size_t label) {
@@ -100,7 +84,7 @@ int run_classification(Config config, const Launcher& launcher, const GptChoice&
   const std::vector<std::string>& labels = choice.config.labels;
   const Model model = make_model(choice);
   const DumpWatch dumps;
-  TrainerOptions options = classifying_options(config);
+  TrainerOptions options = forward_options(config, "classification");
   options.dump_requests = dumps.requests();
   std::vector<NamedText> same = adopt_parameters(choice, options);
   const std::vector<NamedText> of_data = data.identity();

@@ -66,7 +66,7 @@ std::vector<std::string> given_adapters(const Config& config) {
   return given;
 }
 
-/// Those of --adapter, or new ones.
+/// Opens the adapters of --adapter, or makes new ones.
 void add_adapters(Config& config, GptChoice& choice) {
   for (const std::string& setting : given_adapters(config)) {
     if (setting == "adapter") {

@@ -5,7 +5,6 @@
 #include "tessera/core/error.h"
 #include "tessera/lab/simulated_trace.h"
 #include "tessera/lab/trace.h"
-#include "tessera/model/gpt_full_flops.h"
 #include "tessera/trainer/fit.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/output_file.h"

@@ -75,13 +75,13 @@ struct Model {
   std::vector<std::unique_ptr<Layer>> layers;
   /// FLOPs of forward and backward per item, without recomputation; for MFU. 0: unknown.
   double flops_per_item = 0.0;
-  /// What it was made of, for checkpoints: enough to make it again.
+  /// A checkpoint keeps this, which is enough to make the model again.
   std::vector<NamedText> configuration{};
 };
 
 /// Number of parameter elements, tied ones counted once.
 std::int64_t parameter_count(const Model& model);
-/// Those of them that are trained.
+/// Number of parameter elements that are trained, tied ones counted once.
 std::int64_t trained_count(const Model& model);
 
 /// Throws Error if names repeat, a tied name is unknown, no layer is there or over 2^43 parameters.
