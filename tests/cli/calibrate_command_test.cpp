@@ -90,6 +90,32 @@ TEST_F(CalibrateCommand, AnywayWritesAProfileWithItsNoise) {
   EXPECT_GT(profile.noise->left_out, 0);
 }
 
+TEST_F(CalibrateCommand, AModelsStepsAreAddedToAProfile) {
+  const std::vector<std::string> calibrate{"calibrate",    "--device", "cpu",           "--profile",
+                                           path("p.json"), "--quick",  "--time-budget", "1",
+                                           "--anyway"};
+  ASSERT_EQ(run(calibrate).exit_code, 0);
+  const HardwareProfile alone = find_profile(path("p.json"));
+  const std::vector<std::string> model{"--model",       "gpt2-tiny", "--layers",          "1",
+                                       "--micro-batch", "1",         "--sequence-length", "16"};
+  std::vector<std::string> words = calibrate;
+  words.insert(words.end(), model.begin(), model.end());
+  const test::ProgramResult result = run(words);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("are kept"));
+  EXPECT_THAT(result.out, HasSubstr(": a step takes "));
+  const HardwareProfile profile = find_profile(path("p.json"));
+  EXPECT_EQ(profile.kernels.size(), alone.kernels.size());
+  const std::size_t kinds = profile.steps.size();
+  EXPECT_TRUE(kinds == 2 || kinds == 4) << "one thread and all, recomputed and not: " << kinds;
+  ASSERT_EQ(run(words).exit_code, 0);
+  EXPECT_EQ(find_profile(path("p.json")).steps.size(), kinds) << "replaced, not added again";
+
+  std::vector<std::string> simulate{"simulate", "--profile", path("p.json"), "--ranks", "2"};
+  simulate.insert(simulate.end(), model.begin(), model.end());
+  EXPECT_THAT(run(simulate).out, HasSubstr("kernels        measured "));
+}
+
 TEST_F(CalibrateCommand, AProfileOfABusyMachineIsNotedOnce) {
   HardwareProfile profile = find_profile("h100-sxm");
   profile.name = "here";

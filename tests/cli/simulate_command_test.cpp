@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/program.h"
+#include "tessera/lab/hardware_profile.h"
 
 namespace tessera::simulate_command_test {
 namespace {
@@ -227,6 +228,32 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
     EXPECT_GT(predicted, 0.0);
     EXPECT_DOUBLE_EQ(one.at("error").get<double>(), predicted / measured - 1.0);
   }
+  // Two are too few to learn from; of six, whose errors are known, the largest is nine of ten's.
+  std::vector<std::string> learn = check;
+  learn.emplace_back("--learn");
+  EXPECT_THAT(run(learn).out, HasSubstr("2 configurations, fewer than 4"));
+  EXPECT_EQ(find_profile(path("cpu.json")).residuals.size(), 0U);
+  auto more = results;
+  for (int i = 0; i < 6; ++i) {
+    more["cells"][i] = results.at("cells")[0];
+    const double predicted = checked.at("runs")[0].at("predicted_seconds");
+    const double measured = predicted * (1.0 + 0.02 * (i - 2));
+    more["cells"][i]["repeats"][0]["step_seconds"] = {measured, measured};
+  }
+  std::ofstream(path("out/results.json")) << more.dump();
+  EXPECT_THAT(run(learn).out, HasSubstr("nine of ten steps are expected within 6.0 %"));
+  const std::vector<Residual> residuals = find_profile(path("cpu.json")).residuals;
+  ASSERT_EQ(residuals.size(), 1U);
+  EXPECT_NEAR(residuals[0].half_width, 0.06, 1e-9);
+  EXPECT_EQ(residuals[0].cells, 6);
+  EXPECT_TRUE(residuals[0].meets);
+  const test::ProgramResult again = run(check);
+  EXPECT_THAT(again.out, HasSubstr("interval: 6 of 6 measured steps are within"));
+  EXPECT_THAT(
+      run({"simulate", "--profile", path("cpu.json"), "--ranks", "2", "--precision", "bf16"}).out,
+      HasSubstr(" to "));
+  EXPECT_THAT(run({"simulate", "--check", path("out/results.json"), "--learn"}).err,
+              HasSubstr("h100-sxm comes with Tessera"));
   const test::ProgramResult predicted =
       run({"compare", "--ranks", "2", "--simulate", path("cpu.json"), "--precision", "bf16",
            "--only-simulate", "--out", path("predicted")});

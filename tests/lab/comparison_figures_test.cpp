@@ -104,15 +104,21 @@ TEST(ComparisonFigures, ThereAreMoreGroupsThanLetters) {
   EXPECT_EQ(groups[27], "B1");
 }
 
+std::vector<bool> best_of(const Comparison& comparison) {
+  std::vector<bool> best;
+  for (const FrontPlace& place : front_places(comparison)) best.push_back(place.best);
+  return best;
+}
+
 TEST(ComparisonFigures, TheBestCellsAreThoseThatNothingBeats) {
   Comparison all = of_cells({{run_of({1.0})}, {run_of({2.0})}, {run_of({3.0})}, {}});
   all.cells[0].runs[0].peak.total = 100;
   all.cells[1].runs[0].peak.total = 50;
   all.cells[2].runs[0].peak.total = 60;
-  EXPECT_THAT(best_cells(all), ElementsAre(true, true, false, false));
+  EXPECT_THAT(best_of(all), ElementsAre(true, true, false, false));
   // It takes longer, but for twice the tokens of a rank.
   all.cells[2].tokens_per_step = 200;
-  EXPECT_THAT(best_cells(all), ElementsAre(true, true, true, false));
+  EXPECT_THAT(best_of(all), ElementsAre(true, true, true, false));
 }
 
 TEST(ComparisonFigures, ACellIsNamedByItsAxes) {
@@ -139,6 +145,19 @@ TEST(ParetoFront, IsWhatNothingBeats) {
   const std::vector<ParetoPoint> points{{1.0, 4.0}, {2.0, 2.0}, {2.0, 2.0},
                                         {2.0, 3.0}, {4.0, 1.0}, {5.0, 1.0}};
   EXPECT_THAT(pareto_front(points), ElementsAre(true, true, true, false, true, false));
+}
+
+TEST(ParetoFront, IsOpenWhereIntervalsOverlap) {
+  const std::vector<ParetoPoint> points{
+      {.bytes = 1.0, .seconds_per_token = 10.0, .half_width = 0.1},
+      {.bytes = 2.0, .seconds_per_token = 9.0, .half_width = 0.1},
+      {.bytes = 3.0, .seconds_per_token = 5.0, .half_width = 0.1},
+      {.bytes = 4.0, .seconds_per_token = 5.5, .half_width = 0.0}};
+  EXPECT_THAT(pareto_front(points), ElementsAre(true, true, true, false));
+  EXPECT_THAT(cannot_be_told_apart(points), ElementsAre(false, true, false, true));
+  const std::vector<ParetoPoint> certain{{.bytes = 1.0, .seconds_per_token = 1.0},
+                                         {.bytes = 1.0, .seconds_per_token = 1.0}};
+  EXPECT_THAT(cannot_be_told_apart(certain), ElementsAre(false, false)) << "equal is equal";
 }
 
 }  // namespace

@@ -157,5 +157,51 @@ TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   EXPECT_THAT(refusal("[]"), HasSubstr("must be an object"));
 }
 
+HardwareProfile with_steps() {
+  HardwareProfile profile = find_profile("h200-sxm");
+  StepTimes steps{.model = "gpt2-tiny in fp32", .threads = 2, .source = "steps here"};
+  steps.kernels = {{.operation = "forward",
+                    .kernel = "gemm nt, bias",
+                    .dtype = "fp32",
+                    .size = {512, 384, 128},
+                    .seconds = 1e-4,
+                    .spread = 0.01,
+                    .alone = 9e-5,
+                    .calls = 4},
+                   {.operation = "sum", .kernel = "sum", .dtype = "fp32", .size = {}, .calls = 1}};
+  steps.beside = 1e-6;
+  steps.step = 0.02;
+  profile.steps = {steps};
+  profile.residuals = {{.evidence = Evidence::kCorrected,
+                        .meets = true,
+                        .half_width = 0.07,
+                        .cells = 12,
+                        .source = "checked here"}};
+  return profile;
+}
+
+TEST(HardwareProfile, KeepsWhatStepsTookAndHowFarOffPredictionsWere) {
+  const HardwareProfile profile = with_steps();
+  const std::string text = to_text(profile);
+  const HardwareProfile read = parse_profile(text, "mine.json");
+  EXPECT_EQ(to_text(read), text);
+  ASSERT_EQ(read.steps.size(), 1U);
+  EXPECT_EQ(read.steps[0].threads, 2);
+  EXPECT_EQ(read.steps[0].kernels[0].size, (std::vector<double>{512, 384, 128}));
+  EXPECT_EQ(read.steps[0].kernels[0].alone, 9e-5);
+  ASSERT_EQ(read.residuals.size(), 1U);
+  EXPECT_TRUE(read.residuals[0].meets);
+  EXPECT_EQ(read.residuals[0].evidence, Evidence::kCorrected);
+}
+
+TEST(HardwareProfile, RefusesStepsAndResidualsThatMeanNothing) {
+  const std::string text = to_text(with_steps());
+  EXPECT_THAT(refusal(replaced(text, "\"corrected\"", "\"guessed\"")),
+              HasSubstr("'evidence' must be measured, corrected or interpolated, not 'guessed'"));
+  EXPECT_THAT(refusal(replaced(text, "\"meets\": true", "\"meets\": 1")), HasSubstr("'meets'"));
+  EXPECT_THAT(refusal(replaced(text, "[512.0,", "[-512.0,")), HasSubstr("'size'"));
+  EXPECT_THAT(refusal(replaced(text, "\"calls\":4.0", "\"call\":4.0")), HasSubstr("'calls'"));
+}
+
 }  // namespace
 }  // namespace tessera::hardware_profile_test

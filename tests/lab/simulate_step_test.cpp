@@ -188,7 +188,7 @@ TEST(SimulatedStep, IsTheSumOfItsKernelsWhereCommunicationTakesNoTime) {
     const auto kernels = record_kernels(s.program(), s.layout, s.model, s.options);
     for (std::size_t i = 0; i < kernels.size(); ++i) {
       if (s.schedule.actions[i].lane != Lane::kCompute) continue;
-      for (const KernelCall& call : kernels[i]) expected += seconds_of(call, cluster.profile);
+      for (const KernelCall& call : kernels[i]) expected += seconds_alone(call, cluster.profile);
     }
     const SimulatedStep step = simulate(s, cluster);
     EXPECT_NEAR(step.of(Lane::kCompute).busy, expected, 1e-12);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <latch>
 #include <limits>
 #include <map>
 #include <memory>
@@ -55,6 +56,11 @@ struct ProbingRank {
   double seconds = 0.0, running = 0.0;  ///< of the last batch
 };
 
+/// At the end of a task, also of one that throws.
+struct CountDown {
+  void operator()(std::latch* latch) const { latch->count_down(); }
+};
+
 /// Ranks that keep the cores busy, all doing the same.
 class ProbingTeam {
  public:
@@ -74,8 +80,12 @@ class ProbingTeam {
   BatchTime run(const KernelProbe& probe, int calls) {
     const KernelTable& kernels = cpu_kernels();
     const double preempted = preemptions();
+    // This thread sleeps meanwhile: to wait by synchronize(), which looks and yields before it
+    // sleeps, would take a core from a rank where each has one.
+    std::latch done(static_cast<std::ptrdiff_t>(ranks_.size()));
     for (const auto& rank : ranks_) {
-      rank->stream->submit({.name = "probe"}, [&probe, &kernels, calls, r = rank.get()] {
+      rank->stream->submit({.name = "probe"}, [&probe, &kernels, &done, calls, r = rank.get()] {
+        const std::unique_ptr<std::latch, CountDown> over(&done);
         const Clock::time_point begin = Clock::now();
         const double running = running_seconds();
         for (int i = 0; i < calls; ++i) probe.run(kernels, r->operands, *r->stream);
@@ -83,6 +93,7 @@ class ProbingTeam {
         r->seconds = since(begin);
       });
     }
+    done.wait();
     const auto count = static_cast<double>(ranks_.size());
     BatchTime batch;
     for (const auto& rank : ranks_) {

@@ -79,6 +79,7 @@ Json prediction_to_json(const CellPrediction& predicted) {
     json["communication_seconds"] = predicted.time->communication_seconds;
     json["exposed_message_seconds"] = predicted.time->exposed_message_seconds;
     json["bubble_seconds"] = predicted.time->bubble_seconds;
+    json["half_width"] = predicted.time->half_width;
     json["timeline"] = list_to_json(predicted.time->spans, span_to_json);
   }
   return json;
@@ -215,6 +216,7 @@ CellPrediction prediction_of(const Json& json, const std::string& place) {
     time.communication_seconds = object.number("communication_seconds", true);
     time.exposed_message_seconds = seconds_or_none(object, "exposed_message_seconds");
     time.bubble_seconds = seconds_or_none(object, "bubble_seconds");
+    if (object.has("half_width")) time.half_width = object.number("half_width", true);
     time.spans = list_of(object.take("timeline"), object.place_of("timeline"), span_of);
   }
   object.finish();

@@ -125,8 +125,14 @@ std::optional<double> communication_seconds(const ComparedCell& cell) {
 
 std::optional<Estimate> shown_step_time(const ComparedCell& cell) {
   if (const auto measured = step_time(cell)) return measured;
+  return simulated_step_time(cell);
+}
+
+std::optional<Estimate> simulated_step_time(const ComparedCell& cell) {
   if (!cell.predicted || !cell.predicted->time) return std::nullopt;
-  return Estimate{.value = cell.predicted->time->step_seconds};
+  const SimulatedTime& time = *cell.predicted->time;
+  if (time.half_width <= 0.0) return Estimate{.value = time.step_seconds};
+  return Estimate{.value = time.step_seconds, .half_width = time.half_width * time.step_seconds};
 }
 
 std::optional<double> shown_exposed(const ComparedCell& cell) {
@@ -222,22 +228,23 @@ std::vector<std::string> bit_groups(const Comparison& comparison) {
   return groups;
 }
 
-std::vector<bool> best_cells(const Comparison& comparison) {
+std::vector<FrontPlace> front_places(const Comparison& comparison) {
   std::vector<ParetoPoint> points;
   std::vector<std::size_t> of_cell;
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
     const ComparedCell& cell = comparison.cells[i];
     const std::optional<Estimate> time = shown_step_time(cell);
     if (!time || cell.tokens_per_step == 0) continue;
-    points.push_back({static_cast<double>(shown_device_bytes(cell)),
-                      time->value * static_cast<double>(cell.ranks) /
-                          static_cast<double>(cell.tokens_per_step)});
+    points.push_back(
+        {static_cast<double>(shown_device_bytes(cell)),
+         time->value * static_cast<double>(cell.ranks) / static_cast<double>(cell.tokens_per_step),
+         time->half_width.value_or(0.0) / time->value});
     of_cell.push_back(i);
   }
-  std::vector<bool> best(comparison.cells.size());
-  const std::vector<bool> front = pareto_front(points);
-  for (std::size_t i = 0; i < of_cell.size(); ++i) best[of_cell[i]] = front[i];
-  return best;
+  std::vector<FrontPlace> places(comparison.cells.size());
+  const std::vector<bool> front = pareto_front(points), open = cannot_be_told_apart(points);
+  for (std::size_t i = 0; i < of_cell.size(); ++i) places[of_cell[i]] = {front[i], open[i]};
+  return places;
 }
 
 }  // namespace tessera

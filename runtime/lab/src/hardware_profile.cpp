@@ -9,6 +9,7 @@
 
 #include "builtin_profiles.h"
 #include "object_reader.h"
+#include "profile_steps.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -194,6 +195,16 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
   if (object.has("noise")) {
     profile.noise = noise_of(object.take("noise"), object.place_of("noise"));
   }
+  if (object.has("steps")) {
+    for_each_in(object.take("steps"), object.place_of("steps"), [&](const Json& item) {
+      profile.steps.push_back(step_times_of(item, object.place_of("steps")));
+    });
+  }
+  if (object.has("residuals")) {
+    for_each_in(object.take("residuals"), object.place_of("residuals"), [&](const Json& item) {
+      profile.residuals.push_back(residual_of(item, object.place_of("residuals")));
+    });
+  }
   object.finish();
   for (const Quantity& factor : {profile.under_gather, profile.under_reduce}) {
     require(factor.value >= 1.0, ErrorCode::kConfig, "the profile '", path,
@@ -208,7 +219,8 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
 std::string in_lines(const Json& json, int depth) {
   const std::string indent(static_cast<std::size_t>(depth), ' ');
   const bool of_objects = json.is_array() && !json.empty() && json.front().is_object();
-  const bool nested = json.is_object() && !json.contains("value") && !json.contains("points");
+  const bool nested = json.is_object() && !json.contains("value") && !json.contains("points") &&
+                      !json.contains("size");
   if (!of_objects && !nested) return json.dump();
   std::string text = json.is_array() ? "[" : "{";
   const char* separator = "\n";
@@ -358,6 +370,8 @@ std::string to_text(const HardwareProfile& profile) {
     }
   }
   if (profile.noise) json["noise"] = json_of(*profile.noise);
+  for (const StepTimes& steps : profile.steps) json["steps"].push_back(json_of(steps));
+  for (const Residual& one : profile.residuals) json["residuals"].push_back(json_of(one));
   return in_lines(json, 0) + "\n";
 }
 

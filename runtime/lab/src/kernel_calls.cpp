@@ -144,17 +144,6 @@ KernelCall mean_rows_backward(const MeanRowsBackwardArgs& a) {
 }
 KernelCall fill(const FillArgs& a) { return noted("fill", a.dst, bytes_of({&a.dst})); }
 
-/// The one kernel of an action that is no pass.
-KernelCall call_of(const Schedule& schedule, const Action& action, const ExecutorOptions& options) {
-  const bool updates = action.operation == &operations::kOptimizerStep;
-  const auto bytes = operand_bytes(schedule, action);
-  KernelCall call{.kernel = updates ? options.optimizer.name : std::string(action.operation->name),
-                  .dims = {bytes},
-                  .dtype = schedule.parameter_dtype,
-                  .bytes = static_cast<double>(bytes)};
-  return call;
-}
-
 std::int64_t rows_of(const std::vector<std::int64_t>& dims) {
   return std::accumulate(dims.begin(), dims.end() - 1, std::int64_t{1}, std::multiplies<>());
 }
@@ -165,6 +154,17 @@ std::string rates_name(const KernelCall& call) {
   if (call.kernel != "gemm" || !call.gemm) return call.kernel;
   return concat("gemm ", call.gemm->transpose_a ? 't' : 'n', call.gemm->transpose_b ? 't' : 'n',
                 call.gemm->bias ? ", bias" : "");
+}
+
+std::string step_name(const KernelCall& call) {
+  std::string name = rates_name(call);
+  if (!call.gemm) return name;
+  const GemmArgs& args = *call.gemm;
+  if (args.residual) name += ", residual";
+  if (args.gelu) name += ", gelu";
+  if (args.gelu_backward_input) name += ", gelu_backward";
+  if (args.bias_gradient) name += ", bias_gradient";
+  return args.accumulate ? name + ", accumulate" : name;
 }
 
 std::vector<double> rates_size(const KernelCall& call) {
@@ -209,43 +209,62 @@ double gemm_epilogue_bytes(const GemmArgs& a) {
   return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
 }
 
-KernelTable recording_kernels(std::function<void(KernelCall)> take) {
-  KernelTable table = kernels_for(SimDevice());
-  const auto noting = [&]<typename Args>(KernelCall (*call)(const Args&)) {
-    return [take, call](const Args& args, Stream& /*stream*/) { take(call(args)); };
+KernelTable observed_kernels(KernelTable table, KernelObserver observe) {
+  const auto observe_calls = [&]<typename Args>(KernelFunction<Args>& kernel,
+                                                KernelCall (*describe)(const Args&)) {
+    kernel = [observe, describe, real = kernel](const Args& args, Stream& stream) {
+      observe([&] { return describe(args); }, [&] { real(args, stream); });
+    };
   };
-  table.gemm = noting(gemm);
-  table.bias_gradient = noting(bias_gradient);
-  table.layer_norm_forward = noting(layer_norm_forward);
-  table.layer_norm_backward = noting(layer_norm_backward);
-  table.gelu_forward = noting(gelu_forward);
-  table.gelu_backward = noting(gelu_backward);
-  table.attention_forward = noting(attention_forward);
-  table.attention_backward = noting(attention_backward);
-  table.embedding_forward = noting(embedding_forward);
-  table.embedding_backward = noting(embedding_backward);
-  table.dropout = noting(dropout);
-  table.cross_entropy = noting(cross_entropy);
-  table.cast = noting(cast);
-  table.add = noting(add);
-  table.silu_forward = noting(silu_forward);
-  table.silu_backward = noting(silu_backward);
-  table.swiglu_forward = noting(swiglu_forward);
-  table.swiglu_backward = noting(swiglu_backward);
-  table.soft_cap = noting(soft_cap);
-  table.scale_columns_forward = noting(scale_columns_forward);
-  table.scale_columns_backward = noting(scale_columns_backward);
-  table.heads_forward = noting(heads_forward);
-  table.heads_backward = noting(heads_backward);
-  table.relu_forward = noting(relu_forward);
-  table.relu_backward = noting(relu_backward);
-  table.multiply = noting(multiply);
-  table.softmax_forward = noting(softmax_forward);
-  table.softmax_backward = noting(softmax_backward);
-  table.mean_rows_forward = noting(mean_rows_forward);
-  table.mean_rows_backward = noting(mean_rows_backward);
-  table.fill = noting(fill);
+  observe_calls(table.gemm, gemm);
+  observe_calls(table.bias_gradient, bias_gradient);
+  observe_calls(table.layer_norm_forward, layer_norm_forward);
+  observe_calls(table.layer_norm_backward, layer_norm_backward);
+  observe_calls(table.gelu_forward, gelu_forward);
+  observe_calls(table.gelu_backward, gelu_backward);
+  observe_calls(table.attention_forward, attention_forward);
+  observe_calls(table.attention_backward, attention_backward);
+  observe_calls(table.embedding_forward, embedding_forward);
+  observe_calls(table.embedding_backward, embedding_backward);
+  observe_calls(table.dropout, dropout);
+  observe_calls(table.cross_entropy, cross_entropy);
+  observe_calls(table.cast, cast);
+  observe_calls(table.add, add);
+  observe_calls(table.silu_forward, silu_forward);
+  observe_calls(table.silu_backward, silu_backward);
+  observe_calls(table.swiglu_forward, swiglu_forward);
+  observe_calls(table.swiglu_backward, swiglu_backward);
+  observe_calls(table.soft_cap, soft_cap);
+  observe_calls(table.scale_columns_forward, scale_columns_forward);
+  observe_calls(table.scale_columns_backward, scale_columns_backward);
+  observe_calls(table.heads_forward, heads_forward);
+  observe_calls(table.heads_backward, heads_backward);
+  observe_calls(table.relu_forward, relu_forward);
+  observe_calls(table.relu_backward, relu_backward);
+  observe_calls(table.multiply, multiply);
+  observe_calls(table.softmax_forward, softmax_forward);
+  observe_calls(table.softmax_backward, softmax_backward);
+  observe_calls(table.mean_rows_forward, mean_rows_forward);
+  observe_calls(table.mean_rows_backward, mean_rows_backward);
+  observe_calls(table.fill, fill);
   return table;
+}
+
+KernelTable recording_kernels(std::function<void(KernelCall)> take) {
+  return observed_kernels(
+      kernels_for(SimDevice()),
+      [take = std::move(take)](const std::function<KernelCall()>& call,
+                               const std::function<void()>& /*run*/) { take(call()); });
+}
+
+KernelCall call_of(const Schedule& schedule, const Action& action,
+                   const OptimizerOptions& optimizer) {
+  const bool updates = action.operation == &operations::kOptimizerStep;
+  const auto bytes = operand_bytes(schedule, action);
+  return {.kernel = updates ? optimizer.name : std::string(action.operation->name),
+          .dims = {bytes},
+          .dtype = schedule.parameter_dtype,
+          .bytes = static_cast<double>(bytes)};
 }
 
 std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
@@ -271,7 +290,7 @@ std::vector<std::vector<KernelCall>> record_kernels(const Program& program,
     const Action& action = schedule.actions[i];
     if (action.operation->is_pass || is_collective(action)) continue;
     if (action.operation->run != nullptr) {
-      by_action[i].push_back(call_of(schedule, action, options));
+      by_action[i].push_back(call_of(schedule, action, options.optimizer));
     }
   }
   return by_action;

@@ -14,16 +14,16 @@ namespace tessera {
 namespace {
 
 std::vector<std::string> summary_row(const Comparison& comparison, const ComparedCell& cell,
-                                     const std::string& group, bool best) {
+                                     const std::string& group, FrontPlace place) {
   const std::optional<Estimate> time = step_time(cell);
   const std::optional<double> bubble = bubble_share(cell);
-  std::optional<double> simulated;
-  if (cell.predicted && cell.predicted->time) simulated = cell.predicted->time->step_seconds;
+  const std::optional<Estimate> simulated = simulated_step_time(cell);
   return {cell_label(comparison, cell),
           std::string(to_string(cell.state)),
           milliseconds(time ? std::optional(time->value) : std::nullopt),
           milliseconds(time ? time->half_width : std::nullopt),
-          milliseconds(simulated),
+          milliseconds(simulated ? std::optional(simulated->value) : std::nullopt),
+          milliseconds(simulated ? simulated->half_width : std::nullopt),
           milliseconds(shown_exposed(cell)),
           milliseconds(exposed_messages(cell)),
           bubble ? concat(short_number(100.0 * *bubble), " %") : "-",
@@ -31,7 +31,7 @@ std::vector<std::string> summary_row(const Comparison& comparison, const Compare
           cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
           cell.predicted ? format_bytes(shown_device_bytes(cell)) : "-",
           group.empty() ? "-" : group,
-          best ? "best" : ""};
+          concat(place.best ? "best" : "", place.open ? "~" : "")};
 }
 
 /// Without the columns of which no row says anything.
@@ -58,15 +58,15 @@ std::string missing_list(const Comparison& comparison) {
 }
 
 std::string summary(const Comparison& comparison) {
-  Table table{
-      .caption = "All cells",
-      .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "exposed ms", "messages ms",
-                 "bubble", "peak", "predicted peak", "device memory", "bits", "best"}};
+  Table table{.caption = "All cells",
+              .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "+/- simulated",
+                         "exposed ms", "messages ms", "bubble", "peak", "predicted peak",
+                         "device memory", "bits", "best"}};
   const std::vector<std::string> groups = bit_groups(comparison);
-  const std::vector<bool> best = best_cells(comparison);
+  const std::vector<FrontPlace> places = front_places(comparison);
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
     if (comparison.cells[i].state == CellState::kImpossible) continue;  // the list has it
-    table.rows.push_back(summary_row(comparison, comparison.cells[i], groups[i], best[i]));
+    table.rows.push_back(summary_row(comparison, comparison.cells[i], groups[i], places[i]));
   }
   drop_empty_columns(table);
   const bool any_done = std::ranges::any_of(comparison.cells, [](const ComparedCell& cell) {

@@ -15,6 +15,8 @@ namespace {
 /// A line across a bar, and a short one at its lower edge.
 constexpr std::string_view kAcross = "M0-11V11";
 constexpr std::string_view kBelow = "M0 3V11";
+/// An end of the interval of a predicted time.
+constexpr std::string_view kEnd = "M0-7V7";
 /// The interval goes on beyond the axis.
 constexpr std::string_view kArrow = "M-7-4L0 0L-7 4";
 
@@ -113,11 +115,6 @@ double least_end(const std::vector<BarRow>& rows) {
   return end;
 }
 
-std::optional<double> simulated_step(const ComparedCell& cell) {
-  if (!cell.predicted || !cell.predicted->time) return std::nullopt;
-  return cell.predicted->time->step_seconds;
-}
-
 std::string interval_words(const Estimate& time) {
   if (!time.half_width) return short_number(time.value * 1e3) + " ms";
   return concat(short_number(time.value * 1e3), " ± ", short_number(*time.half_width * 1e3), " ms");
@@ -126,15 +123,20 @@ std::string interval_words(const Estimate& time) {
 BarRow time_row(const Comparison& comparison, const ComparedCell& cell) {
   BarRow row{.label = cell_label(comparison, cell), .value = ""};
   const std::optional<Estimate> measured = step_time(cell);
-  const std::optional<double> simulated = simulated_step(cell);
+  const std::optional<Estimate> simulated = simulated_step_time(cell);
   if (measured) {
     row.value = interval_words(*measured);
     row.parts.push_back({0.0, measured->value * 1e3, "c1", "measured: " + row.value});
   }
   if (simulated) {
-    const std::string words = concat("simulated ", short_number(*simulated * 1e3), " ms");
+    const std::string words = "simulated " + interval_words(*simulated);
     row.value += (measured ? ", " : "") + words;
-    row.marks.push_back({*simulated * 1e3, std::string(kDiamond), "simulated", words});
+    row.marks.push_back({simulated->value * 1e3, std::string(kDiamond), "simulated", words});
+    for (const double side : {-1.0, 1.0}) {
+      if (!simulated->half_width) continue;
+      const double end = simulated->value + side * *simulated->half_width;
+      row.marks.push_back({end * 1e3, std::string(kEnd), "simulated", words});
+    }
   }
   return row;
 }
@@ -154,14 +156,17 @@ void add_interval(BarRow& row, const Estimate& time, double cut) {
 
 Table time_table(const Comparison& comparison) {
   Table table{.caption = "Milliseconds of a step",
-              .header = {"cell", "measured", "+/-", "repeats", "simulated"}};
+              .header = {"cell", "measured", "+/-", "repeats", "simulated", "+/-"}};
   for (const ComparedCell& cell : comparison.cells) {
     const std::optional<Estimate> time = step_time(cell);
-    if (!time && !simulated_step(cell)) continue;
+    const std::optional<Estimate> simulated = simulated_step_time(cell);
+    if (!time && !simulated) continue;
     table.rows.push_back({cell_label(comparison, cell),
                           milliseconds(time ? std::optional(time->value) : std::nullopt),
                           milliseconds(time ? time->half_width : std::nullopt),
-                          std::to_string(cell.runs.size()), milliseconds(simulated_step(cell))});
+                          std::to_string(cell.runs.size()),
+                          milliseconds(simulated ? std::optional(simulated->value) : std::nullopt),
+                          milliseconds(simulated ? simulated->half_width : std::nullopt)});
   }
   return table;
 }
@@ -248,7 +253,7 @@ std::string step_time_figure(const Comparison& comparison) {
   std::vector<BarRow> rows;
   std::vector<std::optional<Estimate>> times;
   for (const ComparedCell& cell : comparison.cells) {
-    if (!step_time(cell) && !simulated_step(cell)) continue;
+    if (!step_time(cell) && !simulated_step_time(cell)) continue;
     rows.push_back(time_row(comparison, cell));
     times.push_back(step_time(cell));
   }

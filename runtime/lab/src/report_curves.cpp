@@ -23,12 +23,13 @@ struct PlottedCost {
   std::size_t number = 0;  ///< of the cell, from 1
   const ComparedCell* cell = nullptr;
   double bytes = 0.0;
-  double tokens = 0.0;  ///< a second and rank
-  bool best = false;
+  double tokens = 0.0;      ///< a second and rank
+  double half_width = 0.0;  ///< of `tokens`, relative; 0: it has none
+  FrontPlace front{};
 };
 
 std::vector<PlottedCost> costs_of(const Comparison& comparison) {
-  const std::vector<bool> best = best_cells(comparison);
+  const std::vector<FrontPlace> places = front_places(comparison);
   std::vector<PlottedCost> costs;
   for (std::size_t i = 0; i < comparison.cells.size(); ++i) {
     const ComparedCell& cell = comparison.cells[i];
@@ -37,9 +38,13 @@ std::vector<PlottedCost> costs_of(const Comparison& comparison) {
     costs.push_back({i + 1, &cell, static_cast<double>(shown_device_bytes(cell)),
                      static_cast<double>(cell.tokens_per_step) /
                          (time->value * static_cast<double>(cell.ranks)),
-                     best[i]});
+                     time->half_width.value_or(0.0) / time->value, places[i]});
   }
   return costs;
+}
+
+std::string front_words(FrontPlace place) {
+  return concat(place.best ? "yes" : "no", place.open ? ", open" : "");
 }
 
 /// Horizontal lines with their labels inside; the first tick is the lower edge, the last the upper.
@@ -140,12 +145,12 @@ void draw_front(Svg& drawing, std::vector<Place> front) {
 std::string cost_list(const Comparison& comparison, const std::vector<PlottedCost>& costs) {
   std::string html = "<ul class=\"key\">";
   for (const PlottedCost& cost : costs) {
-    if (!cost.best && costs.size() > 12) continue;
+    if (!cost.front.best && costs.size() > 12) continue;
     html += concat("<li><b>", cost.number, "</b> ",
                    escaped(concat(cell_label(comparison, *cost.cell), ": ",
                                   format_bytes(static_cast<std::int64_t>(cost.bytes)), ", ",
                                   short_number(cost.tokens), " tokens/s and rank",
-                                  cost.best ? ", on the front" : "")),
+                                  cost.front.best ? ", on the front" : "")),
                    "</li>");
   }
   return html + "</ul>\n";
@@ -252,7 +257,10 @@ std::string pareto_figure(const Comparison& comparison) {
       "pareto", "Pareto front of memory and speed",
       "Memory that a rank needs of its device (right: more; on a GPU with what it "
       "takes beside the plan) and tokens per second and rank (up: more). "
-      "On the Pareto front nothing else is both smaller and faster. Numbers are those of "
+      "On the Pareto front nothing else is both smaller and faster; it is open for a cell if "
+      "another "
+      "one that needs no more memory may be as fast, by the intervals of their times, which are "
+      "vertical lines. Numbers are those of "
       "the list below and of the table."};
   const std::vector<PlottedCost> costs = costs_of(comparison);
   if (costs.empty()) return empty_figure(text, "No cell has a measured or simulated time.");
@@ -281,20 +289,31 @@ std::string pareto_figure(const Comparison& comparison) {
   std::vector<Place> marks;
   for (const PlottedCost& cost : costs) {
     const Place at = place_of(cost);
-    if (cost.best) front.push_back(at);
+    if (cost.front.best) front.push_back(at);
     marks.push_back({at.x, kTop + kHeight * at.y / 100.0});
-    if (cost.best || costs.size() <= 12) {
+    if (cost.front.best || costs.size() <= 12) {
       numbers.push_back({marks.back(), std::to_string(cost.number)});
     }
     table.rows.push_back(
         {std::to_string(cost.number), cell_label(comparison, *cost.cell),
          std::to_string(static_cast<std::int64_t>(cost.bytes)), short_number(cost.tokens),
-         cost.cell->runs.empty() ? "simulated" : "measured", cost.best ? "yes" : "no"});
+         cost.cell->runs.empty() ? "simulated" : "measured", front_words(cost.front)});
   }
   draw_front(drawing, front);
+  for (const PlottedCost& cost : costs) {
+    if (cost.half_width <= 0.0) continue;
+    PlottedCost low = cost, high = cost;
+    low.tokens = cost.tokens / (1.0 + cost.half_width);
+    high.tokens = cost.tokens / std::max(0.01, 1.0 - cost.half_width);
+    const Place from = place_of(low), to = place_of(high);
+    const auto y = [](const Place& at) {
+      return kTop + kHeight * std::clamp(at.y, 0.0, 100.0) / 100.0;
+    };
+    drawing.line({from.x, y(from)}, {to.x, y(to)}, "whisker");
+  }
   for (const bool best : {false, true}) {
     for (const PlottedCost& cost : costs) {
-      if (cost.best != best) continue;
+      if (cost.front.best != best) continue;
       const Place at = place_of(cost);
       drawing.mark({at.x, kTop + kHeight * at.y / 100.0}, "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
                    best ? "c0" : "other-point", cell_label(comparison, *cost.cell));

@@ -42,17 +42,29 @@ bool reaches_disk(const Schedule& schedule, const Action& action) {
          tier_of(schedule, action.writes.front()) == Tier::kDisk;
 }
 
-/// The cost of each action if nothing disturbs it.
-std::vector<double> costs_of(const Program& program, const ModelLayout& layout, const Model& model,
-                             const ExecutorOptions& options, const Cluster& cluster) {
+/// The cost of each action if nothing disturbs it, and what they rest on.
+struct Costs {
+  std::vector<double> seconds;
+  PredictedSeconds kernels;
+  double exchanged = 0.0;
+  double between = 0.0;  ///< two steps
+};
+
+Costs costs_of(const Program& program, const ModelLayout& layout, const Model& model,
+               const ExecutorOptions& options, const Cluster& cluster) {
   const Schedule& schedule = *program.schedule;
   const HardwareProfile& profile = cluster.profile;
+  const KernelTimes times(profile, options.threads);
   const auto kernels = record_kernels(program, layout, model, options);
   std::map<std::pair<Meeting, std::string>, std::vector<int>> groups;
-  std::vector<double> costs;
+  Costs costs;
+  if (options.steps_in_flight == 1) costs.between = times.between();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
-    double seconds = is_handed_over(schedule, action) ? profile.handover.value : 0.0;
+    double seconds = is_handed_over(schedule, action)
+                         ? (times.has_steps() ? times.handover() : profile.handover.value)
+                         : times.gap();
+    const double waited = seconds;
     if (is_collective(action)) {
       Traffic traffic;
       action.operation->charge(schedule, action, traffic);
@@ -77,12 +89,32 @@ std::vector<double> costs_of(const Program& program, const ModelLayout& layout, 
       seconds += static_cast<double>(operand_bytes(schedule, action)) * sharing /
                  profile.host_bandwidth.value;
     } else {
-      for (const KernelCall& call : kernels[i])
-        seconds += seconds_of(call, profile, options.threads);
+      PredictedSeconds predicted;
+      for (const KernelCall& call : kernels[i]) {
+        predicted += times.of(call, action.operation->name);
+        if (action.operation->is_pass) seconds += times.beside();
+      }
+      costs.kernels += predicted;
+      seconds += predicted.total();
+      costs.seconds.push_back(seconds);
+      continue;
     }
-    costs.push_back(seconds);
+    costs.exchanged += seconds - waited;
+    costs.seconds.push_back(seconds);
   }
   return costs;
+}
+
+/// Of nine of ten steps, by what most of a step's kernels rest on. Before any predictions of a
+/// machine were checked, what they were on the processors of runtime/lab/README.md.
+double half_width(const HardwareProfile& profile, const SimulatedStep& step, bool meets) {
+  if (profile.device != "cpu") return 0.0;
+  constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};
+  const Evidence most = step.kernels.most();
+  for (const Residual& residual : profile.residuals) {
+    if (residual.evidence == most && residual.meets == meets) return residual.half_width;
+  }
+  return kAssumed[static_cast<std::size_t>(most)];
 }
 
 /// Cores that a rank has, if ranks share them; else 0.
@@ -127,28 +159,6 @@ SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int thread
 }
 
 }  // namespace
-
-double seconds_of(const KernelCall& call, const HardwareProfile& profile, int threads) {
-  const std::string dtype(to_string(call.dtype));
-  const auto parts = profile.device == "cpu" ? cpu_kernels_of(call) : std::vector<KernelCall>{call};
-  double seconds = 0.0;
-  for (const KernelCall& part : parts) {
-    const KernelRates* const rates = profile.find(rates_name(part), dtype, threads);
-    const double work = part.flops > 0.0 ? part.flops : part.bytes;
-    const double computed = rates != nullptr ? work / rates->at(rates_size(part)) : 0.0;
-    // Rates of a CPU, and of kernels bound by memory, are measured with all that a call takes.
-    if (rates != nullptr && (profile.device == "cpu" || part.flops <= 0.0)) {
-      seconds += computed;
-      continue;
-    }
-    require(rates != nullptr || part.flops <= 0.0, ErrorCode::kConfig, "the profile '",
-            profile.name, "' has no rate of ", rates_name(part), " in ", dtype,
-            "; add one, or choose another `precision`");
-    seconds +=
-        profile.launch.value + std::max(part.bytes / profile.memory_bandwidth.value, computed);
-  }
-  return seconds;
-}
 
 double seconds_of(CollectiveKind kind, std::int64_t sent_bytes, const std::vector<int>& members,
                   const Cluster& cluster) {
@@ -203,14 +213,14 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                             const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster) {
   std::vector<std::vector<Program>> steps_alone;
-  std::vector<std::vector<double>> costs;
+  std::vector<Costs> costs;
   std::vector<ExecutorOptions> timed;
   for (const std::vector<Program>& programs : ranks) {
     steps_alone.push_back({programs.front()});
     costs.push_back(costs_of(programs.front(), layout, model, options, cluster));
     ExecutorOptions own = options;
     own.cost = [&costs, rank = costs.size() - 1](const Schedule& schedule, const Action& action) {
-      return costs[rank][static_cast<std::size_t>(&action - schedule.actions.data())];
+      return costs[rank].seconds[static_cast<std::size_t>(&action - schedule.actions.data())];
     };
     own.speeds = speeds_of(*programs.front().schedule, cluster, options.threads);
     timed.push_back(std::move(own));
@@ -226,7 +236,12 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   }
   SimulatedStep step;
   const auto last = std::prev(ends.end());
-  step.seconds = last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second);
+  step.seconds =
+      last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second) + costs.front().between;
+  step.kernels = costs.front().kernels;
+  step.exchanged = costs.front().exchanged;
+  const Schedule& of_first = *ranks.front().front().schedule;
+  step.half_width = half_width(cluster.profile, step, of_first.mesh.world_size() > 1);
   const auto steps = static_cast<double>(ends.size());
   for (Simulation& rank : simulated) step.spans.push_back(std::move(rank.spans));
   step.spans = without_waiting(std::move(step.spans), ranks);

@@ -111,4 +111,13 @@ void check_writable(const std::string& path, std::string_view flag, Writing writ
   if (access(nearest.c_str(), needed) != 0) fail_to_open(path, flag, errno);
 }
 
+void replace_file(const std::string& path, std::string_view flag, const std::string& text) {
+  const std::string fresh = path + ".new";
+  OutputFile(fresh, flag).write(text);
+  std::error_code error;
+  std::filesystem::rename(fresh, path, error);
+  require(!error, ErrorCode::kIo, path, ": cannot be replaced (", error.message(), "); give ", flag,
+          " a path that is writable");
+}
+
 }  // namespace tessera

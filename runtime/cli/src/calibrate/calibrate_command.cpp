@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "calibrate/step_calibration.h"
 #include "commands.h"
 #include "env/machine.h"
 #include "output/terminal.h"
@@ -69,16 +71,6 @@ GemmTable table_to_extend(const std::string& path, const GemmMachine& machine) {
   return table;
 }
 
-/// At once or not at all: a run that is killed leaves what was there.
-void replace_file(const std::string& path, const char* flag, const std::string& text) {
-  const std::string fresh = path + ".new";
-  OutputFile(fresh, flag).write(text);
-  std::error_code error;
-  std::filesystem::rename(fresh, path, error);
-  require(!error, ErrorCode::kIo, path, ": cannot be replaced (", error.message(), "); give ", flag,
-          " a path that is writable");
-}
-
 /// Times what is missing in the file, problem by problem. Gives the signal that ended it, or 0.
 int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms) {
   const auto device = make_cuda_device();
@@ -122,18 +114,23 @@ int calibrate_table(Config config, const std::string& path) {
 }
 
 constexpr const char* kProfileFlag = "--profile";
+/// Steps of each kind are timed for this part of the budget.
+constexpr double kShareOfSteps = 30.0;
 
 /// "12/345, 3 of 180 s  gemm nt in fp32, 1 threads", rewritten in a terminal, else a line now and
 /// then.
 class ProgressLine {
  public:
   void show(const CalibrationProgress& progress) {
+    show(concat(std::min(progress.done + 1, progress.all), "/", progress.all, ", ",
+                fixed(progress.used, 0), " of ", fixed(progress.budget, 0), " s  ", progress.what));
+  }
+  /// May be called by several threads.
+  void show(const std::string& line) {
+    const std::lock_guard lock(mutex_);
     const auto now = std::chrono::steady_clock::now();
-    if (progress.done > 0 && now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
+    if (now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
     shown_ = now;
-    const std::string line =
-        concat(std::min(progress.done + 1, progress.all), "/", progress.all, ", ",
-               fixed(progress.used, 0), " of ", fixed(progress.budget, 0), " s  ", progress.what);
     if (!terminal_.interactive) {
       std::cerr << line << "\n";
       return;
@@ -150,6 +147,7 @@ class ProgressLine {
  private:
   static constexpr std::chrono::milliseconds kOften{100}, kRarely{10000};
   const Terminal terminal_ = inspect(stderr);
+  std::mutex mutex_;
   std::chrono::steady_clock::time_point shown_{};
   bool open_ = false;
 };
@@ -179,12 +177,32 @@ void say_busy(const std::vector<std::string>& disturbances, bool anyway) {
 void write_profile(const std::string& path, const HardwareProfile& profile) {
   replace_file(path, kProfileFlag, to_text(profile));
   const MeasurementNoise& noise = *profile.noise;
-  if (noise.left_out > 0) {
+  if (noise.left_out > 0 && profile.steps.empty()) {
     print_line(stdout, concat(noise.left_out, " of ", noise.points + noise.left_out,
                               " points were left out, and the sizes nearest to them stand for "
                               "them; a longer --time-budget measures more"));
   }
   std::cout << path << " has this machine's profile: tessera simulate --profile " << path << "\n";
+}
+
+/// Adds the kernels of the config's model, timed inside of steps; false: the machine is busy.
+bool add_steps(const Config& config, HardwareProfile& profile, const QuietCalibration& calibration,
+               ProgressLine& line, const InterruptGuard& interrupt) {
+  const int cores = usable_cores();
+  const std::vector<std::string> seen = disturbances(calibration.watch());
+  if (!seen.empty()) calibration.say(seen);
+  if (!seen.empty() && !calibration.anyway) return false;
+  // Four kinds of steps; kernels alone have the rest of the budget.
+  const double seconds = config.get<double>("time_budget") / kShareOfSteps;
+  std::vector<StepTimes> times =
+      calibrate_steps(config, profile, cores, seconds, [&](const std::string& what) {
+        line.show(what);
+        return interrupt.signal() == 0;
+      });
+  line.end();
+  for (const StepTimes& steps : times) print_steps(std::cout, steps);
+  replace_steps(profile, std::move(times));
+  return true;
 }
 
 int calibrate_profile(const Config& config, const std::string& path) {
@@ -217,9 +235,24 @@ int calibrate_profile(const Config& config, const std::string& path) {
           },
       .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
       .anyway = anyway};
+  const bool has_model = config.given("model") || config.given("init");
+  require(!has_model || !on_gpu, ErrorCode::kConfig,
+          "the kernels of a model are timed inside of steps on CPU ranks only; give --device cpu, "
+          "or leave the model out to time this GPU's kernels alone");
   try {
-    const std::optional<HardwareProfile> profile = calibrate_if_quiet(calibration);
-    if (!profile) return kExitRunTime;
+    std::optional<HardwareProfile> profile;
+    if (has_model && holds_something(path)) {
+      profile = find_profile(path);
+      print_line(stderr, concat(path,
+                                ": kernels, one by one, and collectives are kept; remove the "
+                                "file to time them again"));
+    } else {
+      profile = calibrate_if_quiet(calibration);
+      if (!profile) return kExitRunTime;
+    }
+    if (has_model && !add_steps(config, *profile, calibration, line, interrupt)) {
+      return kExitRunTime;
+    }
     write_profile(path, *profile);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kAborted || interrupt.signal() == 0) throw;
@@ -241,33 +274,34 @@ int run_calibrate(Config config) {
 }
 
 std::vector<Setting> profile_settings() {
-  return {{.name = "profile",
-           .fallback = "",
-           .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
-                   "copies, a CPU's collectives; write a profile for 'tessera simulate'; nothing "
-                   "else should run meanwhile",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "time_budget",
-           .type = SettingType::kNumber,
-           .fallback = 180.0,
-           .help = "seconds that it may take; of sizes for which that is too little, those nearest "
-                   "stand in",
-           .group = "Machine",
-           .minimum = 0,
-           .must_agree = MustAgree::kNone},
-          {.name = "quick",
-           .type = SettingType::kFlag,
-           .fallback = false,
-           .help = "time every second size only",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "anyway",
-           .type = SettingType::kFlag,
-           .fallback = false,
-           .help = "write the profile even if other programs disturb it; it says so",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone}};
+  return {
+      {.name = "profile",
+       .fallback = "",
+       .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
+               "copies, a CPU's collectives; write a profile for 'tessera simulate'; with --model, "
+               "add that model's kernels as steps run them; nothing else should run meanwhile",
+       .group = "Machine",
+       .must_agree = MustAgree::kNone},
+      {.name = "time_budget",
+       .type = SettingType::kNumber,
+       .fallback = 180.0,
+       .help = "seconds that it may take; of sizes for which that is too little, those nearest "
+               "stand in",
+       .group = "Machine",
+       .minimum = 0,
+       .must_agree = MustAgree::kNone},
+      {.name = "quick",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "time every second size only",
+       .group = "Machine",
+       .must_agree = MustAgree::kNone},
+      {.name = "anyway",
+       .type = SettingType::kFlag,
+       .fallback = false,
+       .help = "write the profile even if other programs disturb it; it says so",
+       .group = "Machine",
+       .must_agree = MustAgree::kNone}};
 }
 
 }  // namespace

@@ -145,7 +145,8 @@ SimulatedTime time_of_step(const SimulatedRun& run) {
           .communication_seconds = run.step.communication.busy,
           .spans = spans_of(run.plan().step, run.step.spans),
           .exposed_message_seconds = run.step.exposed_messages(),
-          .bubble_seconds = run.step.bubble()};
+          .bubble_seconds = run.step.bubble(),
+          .half_width = run.step.half_width};
 }
 
 /// Ranks of a CPU share its memory.

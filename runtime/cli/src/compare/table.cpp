@@ -22,18 +22,18 @@ std::string three_digits(double milliseconds) {
                                                    : 0);
 }
 
-/// "best", "failed", or how many of the repeats are done.
-std::string state_of(const Comparison& results, const ComparedCell& cell, bool best) {
+/// "best", "best~", "failed", or how many of the repeats are done.
+std::string state_of(const Comparison& results, const ComparedCell& cell, FrontPlace place) {
   if (cell.state == CellState::kMissing) return concat(cell.runs.size(), "/", results.repeats);
   if (cell.state == CellState::kDone || cell.state == CellState::kPredicted) {
-    return best ? "best" : "";
+    return concat(place.best ? "best" : "", place.open ? "~" : "");
   }
   return std::string(to_string(cell.state));
 }
 
 /// All but its label.
 Row figures(const Comparison& results, const ComparedCell& cell, const std::string& group,
-            bool best) {
+            FrontPlace place) {
   const std::optional<Estimate> time = shown_step_time(cell);
   const std::optional<double> exposed = shown_exposed(cell);
   const std::optional<double> bubble = bubble_share(cell), messages = exposed_messages(cell);
@@ -46,7 +46,7 @@ Row figures(const Comparison& results, const ComparedCell& cell, const std::stri
           messages && time ? fixed(100.0 * *messages / time->value, 1) : "-",
           bubble ? fixed(100.0 * *bubble, 1) : "-",
           group.empty() ? "-" : group,
-          state_of(results, cell, best)};
+          state_of(results, cell, place)};
 }
 
 /// Without the columns of which no row says anything; the first row is the heading.
@@ -75,7 +75,7 @@ int room_for_labels(const std::vector<Row>& rows) {
 
 void print_table(std::ostream& out, const Comparison& results) {
   const std::vector<std::string> groups = bit_groups(results);
-  const std::vector<bool> best = best_cells(results);
+  const std::vector<FrontPlace> places = front_places(results);
   std::vector<std::string> labels{"cell"};
   std::vector<Row> rows{
       {"ms/step", "+/-", "tokens/s", "memory", "exposed %", "messages %", "bubble %", "bits", ""}};
@@ -83,7 +83,7 @@ void print_table(std::ostream& out, const Comparison& results) {
     const ComparedCell& cell = results.cells[i];
     if (cell.state == CellState::kImpossible) continue;
     labels.push_back(cell_label(results, cell));
-    rows.push_back(figures(results, cell, groups[i], best[i]));
+    rows.push_back(figures(results, cell, groups[i], places[i]));
   }
   drop_empty_columns(rows);
   const int room = room_for_labels(rows);

@@ -55,10 +55,15 @@ SimulatedSweep simulate_sweep(const Config& config, const HardwareProfile& profi
   std::vector<ParetoPoint> points;
   for (const SimulatedCell& cell : cells) {
     points.push_back({static_cast<double>(cell.memory),
-                      static_cast<double>(cell.plan().options.ranks) / cell.tokens_per_second()});
+                      static_cast<double>(cell.plan().options.ranks) / cell.tokens_per_second(),
+                      cell.step.half_width});
   }
   const std::vector<bool> best = pareto_front(points);
-  for (std::size_t i = 0; i < cells.size(); ++i) cells[i].is_best = best[i];
+  const std::vector<bool> open = cannot_be_told_apart(points);
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    cells[i].is_best = best[i];
+    cells[i].is_open = open[i];
+  }
   return result;
 }
 
@@ -82,8 +87,8 @@ std::vector<NamedText> fixed_settings(const Config& config, const std::vector<Sw
   for (const char* const name : {"recompute", "ranks_per_node"}) {
     add(name, plain_text(config.value(name)));
   }
-  constexpr std::array kOfTheTable{"model", "profile", "show_profile",   "sweep",
-                                   "check", "format",  "sequence_length"};
+  constexpr std::array kOfTheTable{"model", "profile", "show_profile", "sweep",
+                                   "check", "learn",   "format",       "sequence_length"};
   for (const Setting& setting : simulate_settings()) {
     if (std::ranges::find(kOfTheTable, setting.name) != kOfTheTable.end()) continue;
     const auto& value = config.value(setting.name);
@@ -130,6 +135,8 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"strategy", cell.plan().options.strategy},
        {"replicas", cell.plan().options.replicas},
        {"step_seconds", cell.step.seconds},
+       {"half_width", cell.step.half_width},
+       {"evidence", to_string(cell.step.kernels.most())},
        {"tokens", cell.tokens},
        {"tokens_per_second", cell.tokens_per_second()},
        {"mfu", cell.mfu > 0.0 ? nlohmann::ordered_json(cell.mfu) : nlohmann::ordered_json()},
@@ -143,7 +150,8 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"memory_bytes", cell.memory},
        {"peak_bytes", to_json(cell.plan().memory)},
        {"sent_bytes", sent_bytes_to_json(cell.plan().traffic)},
-       {"best", cell.is_best}});
+       {"best", cell.is_best},
+       {"cannot_be_told_apart", cell.is_open}});
   if (cell.plan().host_memory.total > 0) {
     json["host_peak_bytes"] = to_json(cell.plan().host_memory);
     if (cell.plan().disk_bytes > 0) json["disk_bytes"] = cell.plan().disk_bytes;

@@ -14,6 +14,7 @@ namespace tessera::cli {
 struct SimulatedCell : SimulatedRun {
   std::vector<std::string> values{};
   bool is_best = false;  ///< on the Pareto front of memory and time for a token
+  bool is_open = false;  ///< see cannot_be_told_apart()
 };
 
 struct SimulatedSweep {

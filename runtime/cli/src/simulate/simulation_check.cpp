@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <ostream>
+#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "commands.h"
@@ -13,9 +17,15 @@
 #include "simulate/simulated_run.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/comparison_figures.h"
+#include "tessera/trainer/output_file.h"
 
 namespace tessera::cli {
 namespace {
+
+/// Runs of a cell that differ by more than this say little of how long its step takes.
+constexpr double kSteady = 0.03;
+/// Predictions that must have been checked before their errors say what to expect of others.
+constexpr std::size_t kLeastChecked = 4;
 
 /// A cell of the comparison, measured and predicted.
 struct Checked {
@@ -23,10 +33,15 @@ struct Checked {
   double measured = 0.0;            ///< seconds of a step: the median of all runs' steps
   double spread = 0.0;              ///< the farthest median of a run, relative to that
   double predicted = 0.0;
+  double half_width = 0.0;                      ///< of the prediction, relative; 0: it has none
+  Evidence evidence = Evidence::kInterpolated;  ///< on which most of it rests
+  bool meets = false;                           ///< several ranks
 
   double error() const { return predicted / measured - 1.0; }
-  /// Farther off than both 15 % and the runs among themselves.
-  bool is_off() const { return std::abs(error()) > std::max(0.15, spread); }
+  /// Relative to the prediction, as its half width is.
+  double surprise() const { return std::abs(measured / predicted - 1.0); }
+  bool is_steady() const { return spread <= kSteady; }
+  bool is_expected() const { return surprise() <= half_width; }
 };
 
 Checked check_cell(const Config& base, const HardwareProfile& profile, const Comparison& comparison,
@@ -46,7 +61,11 @@ Checked check_cell(const Config& base, const HardwareProfile& profile, const Com
     checked.spread = std::max(checked.spread, std::abs(one / checked.measured - 1.0));
   }
   const auto here = static_cast<int>(std::max<std::int64_t>(cell.ranks, 1));  // on one machine
-  checked.predicted = simulate_run(std::move(config), profile, here).step.seconds;
+  const SimulatedStep step = simulate_run(std::move(config), profile, here).step;
+  checked.predicted = step.seconds;
+  checked.half_width = step.half_width;
+  checked.evidence = step.kernels.most();
+  checked.meets = cell.ranks > 1;
   return checked;
 }
 
@@ -54,50 +73,159 @@ std::string signed_percent(double share) {
   return concat(share > 0.0 ? "+" : "", in_percent(share));
 }
 
-struct Errors {
-  double mean = 0.0, worst = 0.0, spread = 0.0;  ///< relative; `spread`: the mean of the cells
-  int off = 0;
+/// Pairs of cells that differ in the strategy alone, and by more than their spreads.
+struct Ranking {
+  int pairs = 0, right = 0;
 };
 
-Errors errors_of(const std::vector<Checked>& cells) {
-  Errors errors;
-  for (const Checked& cell : cells) {
-    errors.mean += std::abs(cell.error()) / static_cast<double>(cells.size());
-    errors.spread += cell.spread / static_cast<double>(cells.size());
-    errors.worst = std::max(errors.worst, std::abs(cell.error()));
-    errors.off += cell.is_off() ? 1 : 0;
+Ranking ranking_of(const Comparison& comparison, const std::vector<Checked>& cells) {
+  Ranking ranking;
+  const auto without_strategy = [&](const Checked& cell) {
+    std::vector<std::string> values = cell.values;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (comparison.axes[i] == "strategy") values[i].clear();
+    }
+    return values;
+  };
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const Checked &a = cells[i], &b = cells[j];
+      if (without_strategy(a) != without_strategy(b)) continue;
+      if (std::abs(a.measured / b.measured - 1.0) <= a.spread + b.spread) continue;
+      ranking.pairs += 1;
+      ranking.right += (a.measured < b.measured) == (a.predicted < b.predicted) ? 1 : 0;
+    }
   }
+  return ranking;
+}
+
+/// The figures of cells whose own runs agree.
+struct Errors {
+  int cells = 0;
+  double mean = 0.0, worst = 0.0, spread = 0.0;  ///< relative; `spread`: the mean of the cells
+  int expected = 0;                              ///< within their interval
+  double half_width = 0.0;                       ///< the median of theirs
+  Ranking ranking;
+};
+
+Errors errors_of(const Comparison& comparison, const std::vector<Checked>& cells) {
+  Errors errors;
+  std::vector<Checked> steady;
+  std::vector<double> widths;
+  std::ranges::copy_if(cells, std::back_inserter(steady), &Checked::is_steady);
+  errors.cells = static_cast<int>(steady.size());
+  for (const Checked& cell : steady) {
+    errors.mean += std::abs(cell.error()) / errors.cells;
+    errors.spread += cell.spread / errors.cells;
+    errors.worst = std::max(errors.worst, std::abs(cell.error()));
+    errors.expected += cell.is_expected() ? 1 : 0;
+    widths.push_back(cell.half_width);
+  }
+  errors.half_width = median(std::move(widths));
+  errors.ranking = ranking_of(comparison, steady);
   return errors;
+}
+
+std::string remark(const Checked& cell) {
+  if (!cell.is_steady()) return "unsteady";
+  return cell.half_width > 0.0 && !cell.is_expected() ? "off" : "";
 }
 
 void print_text(std::ostream& out, const Comparison& comparison, const HardwareProfile& profile,
                 const std::vector<Checked>& cells) {
   std::vector<std::string> heading = comparison.axes;
-  heading.insert(heading.end(), {"measured, ms", "spread", "predicted, ms", "error", ""});
+  heading.insert(heading.end(), {"measured, ms", "spread", "predicted, ms", "+-", "error", ""});
   TextTable table(heading);
   for (const Checked& cell : cells) {
     std::vector<std::string> row = cell.values;
     row.insert(row.end(), {fixed(cell.measured * 1e3, 1), in_percent(cell.spread),
-                           fixed(cell.predicted * 1e3, 1), signed_percent(cell.error()),
-                           cell.is_off() ? "off" : ""});
+                           fixed(cell.predicted * 1e3, 1),
+                           cell.half_width > 0.0 ? in_percent(cell.half_width) : "-",
+                           signed_percent(cell.error()), remark(cell)});
     table.add(std::move(row));
   }
-  const Errors errors = errors_of(cells);
+  const Errors errors = errors_of(comparison, cells);
   out << comparison.model << "\nprofile " << profile.name << ", " << cells.size()
       << " configurations of " << comparison.date << "\n\n";
   table.print(out);
   out << "\n";
+  const int unsteady = static_cast<int>(cells.size()) - errors.cells;
+  if (unsteady > 0) {
+    print_paragraph(out, concat(unsteady, " of ", cells.size(), " are unsteady: their own runs ",
+                                "are more than ", in_percent(kSteady), " apart. They are left ",
+                                "out of what follows",
+                                unsteady * 10 > static_cast<int>(cells.size())
+                                    ? "; more than one in ten: measure again while nothing else "
+                                      "runs."
+                                    : "."));
+  }
+  if (errors.cells == 0) return;
   print_paragraph(
       out, concat("error: mean ", in_percent(errors.mean), ", worst ", in_percent(errors.worst),
-                  "; the runs' own spread: mean ", in_percent(errors.spread),
-                  ". measured: the median step of all runs; spread: how far the median of a "
-                  "run is from that at most; off: more than 15 % and more than the spread."));
+                  "; the runs' own spread: mean ", in_percent(errors.spread), "."));
+  if (errors.half_width > 0.0) {
+    print_paragraph(out, concat("interval: ", errors.expected, " of ", errors.cells,
+                                " measured steps are within the prediction's, whose half is ",
+                                in_percent(errors.half_width), " at the median."));
+  }
+  if (errors.ranking.pairs > 0) {
+    print_paragraph(out, concat("ranking: of ", errors.ranking.pairs, " pairs that differ in the ",
+                                "strategy alone, and by more than their spreads, ",
+                                errors.ranking.right, " are predicted in the right order."));
+  }
+  print_paragraph(out,
+                  "measured: the median step of all runs; spread: how far the median of a run is "
+                  "from that at most; +-: half of the interval in which nine of ten measured "
+                  "steps are expected; off: outside of it.");
+}
+
+/// Replaces what the profile knows of its errors by those of these cells, and says so.
+void keep_residuals(std::ostream& out, HardwareProfile profile, const std::string& path,
+                    const Comparison& comparison, const std::vector<Checked>& cells) {
+  std::map<std::pair<Evidence, bool>, std::vector<double>> surprises;
+  for (const Checked& cell : cells) {
+    if (cell.is_steady()) surprises[{cell.evidence, cell.meets}].push_back(cell.surprise());
+  }
+  for (auto& [kind, of_kind] : surprises) {
+    const auto [evidence, meets] = kind;
+    const std::string words = concat(to_string(evidence), meets ? ", several ranks" : ", one rank");
+    if (of_kind.size() < kLeastChecked) {
+      print_paragraph(out, concat(words, ": ", of_kind.size(), " configurations, fewer than ",
+                                  kLeastChecked, ", which says too little"));
+      continue;
+    }
+    // Nine of ten that are drawn alike are within the value of this rank, also of few.
+    std::ranges::sort(of_kind);
+    const auto rank =
+        static_cast<std::size_t>(std::ceil(0.9 * static_cast<double>(of_kind.size() + 1))) - 1;
+    std::erase_if(profile.residuals, [&, e = evidence, m = meets](const Residual& residual) {
+      return residual.evidence == e && residual.meets == m;
+    });
+    profile.residuals.push_back(
+        {.evidence = evidence,
+         .meets = meets,
+         .half_width = std::max(of_kind[std::min(rank, of_kind.size() - 1)], 0.01),
+         .cells = static_cast<std::int64_t>(of_kind.size()),
+         .source = concat("predictions of ", comparison.model, " checked, ", comparison.date)});
+    print_paragraph(out, concat(words, ": nine of ten steps are expected within ",
+                                in_percent(profile.residuals.back().half_width), ", by ",
+                                of_kind.size(), " configurations"));
+  }
+  replace_file(path, "--profile", to_text(profile));
 }
 
 }  // namespace
 
 int check_simulation(std::ostream& out, const Config& config, const HardwareProfile& profile,
                      const std::string& results) {
+  const bool learns = config.get<bool>("learn");
+  const auto path = config.get<std::string>("profile");
+  if (learns) {
+    require(std::ranges::count(builtin_profiles(), path) == 0, ErrorCode::kConfig,
+            "--learn writes into the profile, and ", path,
+            " comes with Tessera; calibrate this machine, or copy it by --show-profile");
+    check_writable(path, "--profile", Writing::kByReplacing);
+  }
   const Comparison comparison = read_comparison(results);
   std::vector<Checked> cells;
   for (const ComparedCell& cell : comparison.cells) {
@@ -109,7 +237,12 @@ int check_simulation(std::ostream& out, const Config& config, const HardwareProf
           "' has no measured runs; 'tessera compare' without --only-simulate measures them");
   if (config.get<std::string>("format") != "json") {
     print_text(out, comparison, profile, cells);
+    if (learns) keep_residuals(out, profile, path, comparison, cells);
     return kExitGood;
+  }
+  if (learns) {
+    std::ostringstream said;
+    keep_residuals(said, profile, path, comparison, cells);
   }
   auto all = nlohmann::ordered_json::array();
   for (const Checked& cell : cells) {
@@ -119,17 +252,25 @@ int check_simulation(std::ostream& out, const Config& config, const HardwareProf
     }
     json.update({{"measured_seconds", cell.measured},
                  {"spread", cell.spread},
+                 {"steady", cell.is_steady()},
                  {"predicted_seconds", cell.predicted},
+                 {"half_width", cell.half_width},
+                 {"evidence", to_string(cell.evidence)},
                  {"error", cell.error()},
-                 {"off", cell.is_off()}});
+                 {"off", remark(cell) == "off"}});
     all.push_back(std::move(json));
   }
-  const Errors errors = errors_of(cells);
+  const Errors errors = errors_of(comparison, cells);
   write_json(out, {{"kind", "simulation_check"},
                    {"profile", profile.name},
+                   {"steady", errors.cells},
                    {"mean_error", errors.mean},
                    {"worst_error", errors.worst},
                    {"mean_spread", errors.spread},
+                   {"expected", errors.expected},
+                   {"median_half_width", errors.half_width},
+                   {"ranked_pairs", errors.ranking.pairs},
+                   {"ranked_right", errors.ranking.right},
                    {"runs", std::move(all)}});
   return kExitGood;
 }

@@ -52,6 +52,8 @@ std::optional<double> communication_seconds(const ComparedCell& cell);
 
 // Measured, or else predicted.
 std::optional<Estimate> shown_step_time(const ComparedCell& cell);
+/// The predicted step, with its interval if it has one; nothing: none was predicted.
+std::optional<Estimate> simulated_step_time(const ComparedCell& cell);
 std::optional<double> shown_exposed(const ComparedCell& cell);
 std::optional<double> shown_communication(const ComparedCell& cell);
 MemoryPeak shown_peak(const ComparedCell& cell);
@@ -76,7 +78,11 @@ std::string shell_command(const Comparison& comparison);
 /// loss and in the parameters; "" for the others. A cell whose own repeats differ has none.
 std::vector<std::string> bit_groups(const Comparison& comparison);
 
-/// By cell: it has a time and is on the Pareto front of memory and seconds per token and rank.
-std::vector<bool> best_cells(const Comparison& comparison);
+/// A cell and the Pareto front of memory and seconds per token and rank.
+struct FrontPlace {
+  bool best = false;  ///< it has a time and is on the front
+  bool open = false;  ///< see cannot_be_told_apart()
+};
+std::vector<FrontPlace> front_places(const Comparison& comparison);
 
 }  // namespace tessera

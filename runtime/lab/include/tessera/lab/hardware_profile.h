@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -61,6 +62,48 @@ struct LinkProfile {
   const CollectiveTimes* find(std::string_view collective, int ranks) const;
 };
 
+/// How long the kernels of a model took inside steps of ranks that ran alone, each with `threads`;
+/// time_steps() takes them.
+struct StepTimes {
+  struct Kernel {
+    std::string operation{};     ///< of the action that it belongs to: "forward"
+    std::string kernel{};        ///< step_name() of its calls
+    std::string dtype{};         ///< of its operands
+    std::vector<double> size{};  ///< rates_size() of its calls
+    double seconds = 0.0;        ///< of a call: the median over steps of their means
+    double spread = 0.0;         ///< of these means: the distance between quartiles over the median
+    double alone = 0.0;          ///< what KernelRates say of a call
+    double calls = 0.0;          ///< in a step
+  };
+  std::string model{};  ///< in words, with its batch
+  int threads = 1;      ///< of a rank
+  std::string source{};
+  std::vector<Kernel> kernels{};
+  double beside = 0.0;    ///< seconds that a pass takes for each of its kernels, beside them
+  double gap = 0.0;       ///< seconds between two actions of a lane
+  double handover = 0.0;  ///< the same where the second one waits for another lane
+  double between = 0.0;   ///< seconds from the last action of a step to the first of the next
+  double step = 0.0;      ///< seconds of a whole step, with that
+};
+
+/// On what a predicted time of a kernel rests.
+enum class Evidence : std::uint8_t {
+  kMeasured,      ///< it was timed at this size inside steps
+  kCorrected,     ///< its rate when timed alone, by the ratio of the nearest one inside steps
+  kInterpolated,  ///< its rate when timed alone, or by a data sheet
+};
+inline constexpr int kEvidences = 3;
+std::string_view to_string(Evidence evidence);
+
+/// How far off predictions of measured steps were that rest mostly on one kind of evidence.
+struct Residual {
+  Evidence evidence = Evidence::kInterpolated;
+  bool meets = false;       ///< several ranks on one machine
+  double half_width = 0.0;  ///< nine of ten are within it, relative to the measured step
+  std::int64_t cells = 0;   ///< configurations
+  std::string source{};
+};
+
 /// The rates of a machine, from which the lab computes how long actions take. As JSON, each number
 /// is {"value": …, "source": "…"}, and each list of rates has a source; runtime/lab/README.md shows
 /// a file.
@@ -93,6 +136,8 @@ struct HardwareProfile {
   Quantity under_gather, under_reduce;
   /// The noise of a profile that was measured in one go; others have none.
   std::optional<MeasurementNoise> noise{};
+  std::vector<StepTimes> steps{};
+  std::vector<Residual> residuals{};
 
   /// The rates of a kernel with as many threads, or nearly as many; null: it has none.
   const KernelRates* find(std::string_view kernel, std::string_view dtype, int threads) const;

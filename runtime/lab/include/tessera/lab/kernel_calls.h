@@ -29,6 +29,10 @@ std::string rates_name(const KernelCall& call);
 /// elements.
 std::vector<double> rates_size(const KernelCall& call);
 
+/// The name under which StepTimes has a call: rates_name(), with what accompanies a GEMM:
+/// "gemm nt, bias, gelu".
+std::string step_name(const KernelCall& call);
+
 /// The kernels that a CPU runs for a call: of a GEMM the product and, one after another, what
 /// accompanies it.
 std::vector<KernelCall> cpu_kernels_of(const KernelCall& call);
@@ -37,8 +41,17 @@ std::vector<KernelCall> cpu_kernels_of(const KernelCall& call);
 /// KernelCall::bytes.
 double gemm_epilogue_bytes(const GemmArgs& args);
 
+/// Told of each call of a kernel, which `run` makes; `call` describes it, whenever it is asked.
+using KernelObserver =
+    std::function<void(const std::function<KernelCall()>& call, const std::function<void()>& run)>;
+/// A table whose kernels of passes are handed to `observe`.
+KernelTable observed_kernels(KernelTable table, KernelObserver observe);
 /// The sim device's kernels; those of passes hand `take` each call.
 KernelTable recording_kernels(std::function<void(KernelCall)> take);
+
+/// The one kernel of an action that is no pass: it moves its operands once.
+KernelCall call_of(const Schedule& schedule, const Action& action,
+                   const OptimizerOptions& optimizer);
 
 /// By action of the schedule: its kernels, as the device that `options` name would run it. Those of
 /// passes are recorded. A norm, cast, copy or update is one that moves its operands once

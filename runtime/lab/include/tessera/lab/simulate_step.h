@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tessera/lab/hardware_profile.h"
-#include "tessera/lab/kernel_calls.h"
+#include "tessera/lab/kernel_times.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/timeline.h"
 
@@ -17,9 +17,6 @@ struct Cluster {
   int ranks_per_node = 8;
   int ranks_per_process = 1;
 };
-
-/// Seconds of a kernel that nothing disturbs, by a rank with so many threads.
-double seconds_of(const KernelCall& call, const HardwareProfile& profile, int threads = 1);
 
 /// Seconds of a collective among `members` of the ranks, of which each sends `sent_bytes`. Of ranks
 /// that share cores: of one core's work.
@@ -44,6 +41,13 @@ struct SimulatedStep {
   // These are by pipeline rank. A meeting begins when the last of its ranks has come.
   std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
   std::vector<StageTime> stages{};
+  /// What the kernels of the first pipeline rank's step rest on, and what its collectives and
+  /// copies take.
+  PredictedSeconds kernels{};
+  double exchanged = 0.0;
+  /// The measured step is expected within seconds * (1 -+ half_width), nine times of ten; 0: the
+  /// profile's rates are limits, which say nothing of it.
+  double half_width = 0.0;
   const LaneTime& of(Lane lane) const { return lanes[static_cast<std::size_t>(lane)]; }
   /// Means over the pipeline ranks.
   double bubble() const;

@@ -62,4 +62,8 @@ enum class Writing : std::uint8_t {
 void check_writable(const std::string& path, std::string_view flag,
                     Writing writing = Writing::kInPlace);
 
+/// Writes a file at once or not at all: a process that is killed leaves what was there. `flag`: as
+/// of OutputFile. Throws Error{kIo}.
+void replace_file(const std::string& path, std::string_view flag, const std::string& text);
+
 }  // namespace tessera

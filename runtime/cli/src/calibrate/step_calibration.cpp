@@ -1,0 +1,146 @@
+#include "calibrate/step_calibration.h"
+
+#include <algorithm>
+#include <functional>
+#include <ostream>
+#include <set>
+#include <utility>
+
+#include "env/machine.h"
+#include "output/run_report.h"
+#include "output/terminal.h"
+#include "output/text_table.h"
+#include "plan/planned_run.h"
+#include "tessera/core/error.h"
+#include "tessera/kernels/philox.h"
+#include "tessera/lab/step_times.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t kShownKernels = 6;
+/// Of a step's time.
+constexpr double kWorthShowing = 0.005;
+
+/// Tokens that mean nothing: kernels take as long for any.
+class RandomSamples : public TokenShapes {
+ public:
+  RandomSamples(const GptChoice& choice)
+      : TokenShapes(choice.sequence_length), vocabulary_(choice.config.vocab_size) {}
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    const std::int64_t length = inputs.numel() / micro_batch;
+    for (std::int64_t i = 0; i < inputs.numel(); ++i) {
+      inputs.as<std::int32_t>()[i] = token(first * length + i);
+      targets.as<std::int32_t>()[i] = token(first * length + i + 1);
+    }
+    return targets.numel();
+  }
+
+ private:
+  std::int32_t token(std::int64_t place) const {
+    return static_cast<std::int32_t>(random_word({1, 2}, place) %
+                                     static_cast<std::uint32_t>(vocabulary_));
+  }
+  std::int64_t vocabulary_;
+};
+
+/// The run of one rank that needs no others, as the planner takes it.
+void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
+  options.device = DeviceChoice::kCpu;
+  options.strategy = "no_shard";
+  options.trainable_strategy.clear();
+  options.placement.reset();
+  options.ranks = 1;
+  options.replicas = 0;
+  options.pipeline = {};
+  options.accumulate = 1;
+  options.offload_optimizer = options.offload_parameters = options.offload_gradients = {};
+  options.offload_activations = ActivationOffload::kNone;
+  options.policy.recompute = recompute;
+  options.overlap_steps = false;
+  options.threads_per_rank = threads;
+  options.trace = {};
+  options.checkpoints = {};
+}
+
+}  // namespace
+
+std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
+                                       int cores, double seconds, const StepProgress& progress) {
+  std::vector<StepTimes> all;
+  for (const int threads : std::set<int>{1, cores}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      Config own = config;
+      const PlannedRun run(own, [&](TrainerOptions& options, const RunInputs& /*inputs*/) {
+        make_alone(options, recompute, threads);
+      });
+      require(!run.choice.packing, ErrorCode::kConfig,
+              "steps of packed samples take as long as their documents; leave `packing` out");
+      const RandomSamples samples(run.choice);
+      const std::string what =
+          concat(run.model.name, " in ", to_string(run.plan.options.precision), ", ",
+                 run.plan.options.micro_batch, " x ", run.choice.sequence_length,
+                 recompute == Recompute::kFull ? ", recomputed" : "");
+      const int copies = std::max(1, cores / threads);
+      const std::string ranks = concat(counted(copies, "rank"), " of ", counted(threads, "thread"));
+      const auto goes_on = [&] { return progress(concat(what, ", ", ranks)); };
+      StepTimes times = time_steps({.program = {&run.plan.schedule(), &samples},
+                                    .layout = run.plan.layout,
+                                    .model = run.model,
+                                    .options = executor_options(run.plan.options),
+                                    .copies = copies,
+                                    .seconds = seconds,
+                                    .goes_on = goes_on},
+                                   profile);
+      times.model = what;
+      times.source = concat("inside of steps of ", ranks, " at once, on this machine");
+      all.push_back(std::move(times));
+    }
+  }
+  return all;
+}
+
+void print_steps(std::ostream& out, const StepTimes& steps) {
+  double inside = 0.0, alone = 0.0, passes = 0.0;
+  for (const StepTimes::Kernel& kernel : steps.kernels) {
+    inside += kernel.calls * kernel.seconds;
+    alone += kernel.calls * kernel.alone;
+    if (kernel.size.size() > 1 || kernel.operation != kernel.kernel) passes += kernel.calls;
+  }
+  print_paragraph(out, concat(steps.model, ", ", steps.source, ": a step takes ", in_ms(steps.step),
+                              " ms, its kernels ", in_ms(inside), " ms and alone ", in_ms(alone),
+                              " ms; beside kernels ", in_ms(steps.beside * passes),
+                              " ms, between steps ", in_ms(steps.between), " ms"));
+  std::vector<const StepTimes::Kernel*> slowest;
+  const auto lost = [](const StepTimes::Kernel* kernel) {
+    return kernel->calls * (kernel->seconds - kernel->alone);
+  };
+  for (const StepTimes::Kernel& kernel : steps.kernels) slowest.push_back(&kernel);
+  std::ranges::sort(slowest, std::greater<>(), lost);
+  TextTable table({"operation", "kernel", "size", "calls", "inside, ms", "alone, ms", "lost, ms"});
+  slowest.resize(std::min(slowest.size(), kShownKernels));
+  std::erase_if(slowest, [&](const StepTimes::Kernel* kernel) {
+    return lost(kernel) < kWorthShowing * steps.step;
+  });
+  for (const StepTimes::Kernel* const kernel : slowest) {
+    std::vector<std::string> size;
+    for (const double n : kernel->size) size.push_back(concat(n));
+    table.add({kernel->operation, kernel->kernel, tessera::joined(size, " x "),
+               fixed(kernel->calls, 0), in_ms(kernel->calls * kernel->seconds),
+               in_ms(kernel->calls * kernel->alone), in_ms(lost(kernel))});
+  }
+  if (!slowest.empty()) table.print(out);
+  out << "\n";
+}
+
+void replace_steps(HardwareProfile& profile, std::vector<StepTimes> fresh) {
+  for (StepTimes& steps : fresh) {
+    std::erase_if(profile.steps, [&](const StepTimes& old) {
+      return old.model == steps.model && old.threads == steps.threads;
+    });
+    profile.steps.push_back(std::move(steps));
+  }
+}
+
+}  // namespace tessera::cli

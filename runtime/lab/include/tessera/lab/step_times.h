@@ -1,0 +1,29 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "tessera/lab/hardware_profile.h"
+#include "tessera/sharding/executor.h"
+
+namespace tessera {
+
+/// What is timed: ranks that run the same step, each by itself.
+struct TimedStep {
+  Program program;  ///< of one rank; trains
+  const ModelLayout& layout;
+  const Model& model;
+  const ExecutorOptions& options;
+  int copies = 1;        ///< ranks that run beside each other, as those of a run would
+  double seconds = 6.0;  ///< that steps are timed, at least three of them, after two that are not
+  std::function<bool()> goes_on{};  ///< asked before each step; false: stop
+};
+
+/// Times the kernels of steps where they run: with what is in the caches then, at the clocks of
+/// then, by threads that sleep between them. `profile` says what each takes alone. On the CPU.
+///
+/// Throws Error{kInvalidArgument} if the program needs more than one rank, Error{kAborted} if
+/// `goes_on` says so, and what kernels throw.
+StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile);
+
+}  // namespace tessera

@@ -1,0 +1,298 @@
+#include "tessera/lab/step_times.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "tessera/collectives/thread_group.h"
+#include "tessera/core/cpu_device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/memory.h"
+#include "tessera/core/quantile.h"
+#include "tessera/lab/kernel_calls.h"
+#include "tessera/lab/kernel_times.h"
+#include "tessera/sharding/operation.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kUntimedSteps = 2, kLeastSteps = 3, kMostSteps = 200;
+
+double clock_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+/// A kernel at a size in actions of an operation.
+using KernelKey = std::tuple<std::string, std::string, std::string, std::vector<double>>;
+
+KernelKey key_of(std::string_view operation, const KernelCall& call) {
+  return {std::string(operation), step_name(call), std::string(to_string(call.dtype)),
+          rates_size(call)};
+}
+
+struct KernelSum {
+  double seconds = 0.0, calls = 0.0;
+};
+
+/// A kernel's means in each step, and what it takes alone.
+struct KernelMeans {
+  std::vector<double> seconds;
+  double calls = 0.0, alone = 0.0;
+};
+
+/// What was seen of the steps of all copies.
+struct Seen {
+  std::map<KernelKey, KernelMeans> kernels;
+  std::vector<double> beside, gaps, handovers;  // by step: means
+  std::vector<double> between, steps;           // by step
+};
+
+/// Times one rank: its kernels as they are called, on the thread of its compute lane, and its
+/// actions by their spans when a step is over.
+class StepWatch {
+ public:
+  StepWatch(const TimedStep& step, const HardwareProfile& profile)
+      : step_(step),
+        schedule_(*step.program.schedule),
+        profile_(profile),
+        passes_(schedule_.actions.size()) {}
+
+  /// For the executor: the kernels of passes.
+  KernelTable kernels(const Device& device) {
+    return observed_kernels(kernels_for(device), [this](const auto& call, const auto& run) {
+      const double begin = clock_seconds();
+      run();
+      const double end = clock_seconds();
+      if (action_ == nullptr) return;
+      const KernelCall described = call();
+      Pass& pass = passes_[static_cast<std::size_t>(action_ - schedule_.actions.data())];
+      add(described, action_->operation->name, end - begin);
+      pass.kernels += 1;
+      // What it takes to describe a call is no part of the pass.
+      pass.accounted += clock_seconds() - begin;
+    });
+  }
+  void begin_action(const Action& action) {
+    if (action.lane == Lane::kCompute) action_ = &action;
+  }
+
+  /// Takes the step that has ended, which began `seconds` ago on the host's thread.
+  void end_step(const std::vector<ActionSpan>& spans, double seconds) {
+    action_ = nullptr;
+    std::vector<double> begins(schedule_.actions.size()), ends(schedule_.actions.size());
+    double first = HUGE_VAL, last = 0.0;
+    for (const ActionSpan& span : spans) {
+      if (span.action < 0) continue;
+      const auto i = static_cast<std::size_t>(span.action);
+      if (ends[i] == 0.0) begins[i] = span.begin;  // an action may have several spans
+      ends[i] = span.end;
+      first = std::min(first, span.begin);
+      last = std::max(last, span.end);
+    }
+    seen_.steps.push_back(seconds);
+    seen_.between.push_back(std::max(0.0, seconds - (last - first)));
+    note_actions(begins, ends);
+    note_gaps(begins, ends);
+    for (const auto& [key, sum] : sums_) {
+      KernelMeans& means = seen_.kernels[key];
+      means.seconds.push_back(sum.seconds / sum.calls);
+      means.calls = sum.calls;
+    }
+    forget_step();
+  }
+  /// Drops what was seen of a step that is not to be counted.
+  void forget_step() {
+    action_ = nullptr;
+    sums_.clear();
+    std::ranges::fill(passes_, Pass{});
+  }
+
+  Seen take() {
+    for (auto& [key, means] : seen_.kernels) means.alone = alone_.at(key);
+    return std::move(seen_);
+  }
+
+ private:
+  struct Pass {
+    int kernels = 0;
+    double accounted = 0.0;  ///< seconds of kernels and of describing them
+  };
+
+  void add(const KernelCall& call, std::string_view operation, double seconds) {
+    KernelKey key = key_of(operation, call);
+    if (!alone_.contains(key)) {
+      alone_[key] = seconds_alone(call, profile_, step_.options.threads);
+    }
+    KernelSum& sum = sums_[std::move(key)];
+    sum.seconds += seconds;
+    sum.calls += 1.0;
+  }
+
+  void note_actions(const std::vector<double>& begins, const std::vector<double>& ends) {
+    double beside = 0.0;
+    int kernels = 0;
+    for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
+      const Action& action = schedule_.actions[i];
+      if (ends[i] == 0.0 || is_collective(action)) continue;
+      const double seconds = ends[i] - begins[i];
+      if (action.operation->is_pass) {
+        beside += seconds - passes_[i].accounted;
+        kernels += passes_[i].kernels;
+      } else if (action.operation->run != nullptr && action.operation != &operations::kCopy) {
+        add(call_of(schedule_, action, step_.options.optimizer), action.operation->name, seconds);
+      }
+    }
+    if (kernels > 0) seen_.beside.push_back(std::max(0.0, beside / kernels));
+  }
+
+  /// An action begins a gap after the one before it on its lane, or a handover after another lane's
+  /// for which it waits.
+  void note_gaps(const std::vector<double>& begins, const std::vector<double>& ends) {
+    std::map<Lane, double> lane_ends;
+    std::vector<double> gaps, handovers;
+    for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
+      const Action& action = schedule_.actions[i];
+      if (ends[i] == 0.0) continue;
+      double waited = 0.0;
+      for (const int wait : action.waits) {
+        const auto w = static_cast<std::size_t>(wait);
+        if (schedule_.actions[w].lane != action.lane) waited = std::max(waited, ends[w]);
+      }
+      const auto own = lane_ends.find(action.lane);
+      const double before = own == lane_ends.end() ? 0.0 : own->second;
+      if (waited > before) {
+        handovers.push_back(std::max(0.0, begins[i] - waited));
+      } else if (before > 0.0) {
+        gaps.push_back(std::max(0.0, begins[i] - before));
+      }
+      lane_ends[action.lane] = ends[i];
+    }
+    if (!gaps.empty()) seen_.gaps.push_back(mean(gaps));
+    if (!handovers.empty()) seen_.handovers.push_back(mean(handovers));
+  }
+
+  const TimedStep& step_;
+  const Schedule& schedule_;
+  const HardwareProfile& profile_;
+  const Action* action_ = nullptr;  ///< the compute lane's, while it runs
+  std::vector<Pass> passes_;        ///< by action
+  std::map<KernelKey, KernelSum> sums_;
+  std::map<KernelKey, double> alone_;
+  Seen seen_;
+};
+
+/// Runs one rank that has no others.
+Seen run_rank(const TimedStep& step, const HardwareProfile& profile) {
+  const Schedule& schedule = *step.program.schedule;
+  const auto device = make_cpu_device();
+  Memory memory(*device);
+  const auto world = make_thread_group(1);
+  RankGroups groups = RankGroups::split_from(*world.front(), schedule);
+  TrainingState state(step.layout, state_options(schedule), 0, memory);
+  StepWatch watch(step, profile);
+  const KernelTable kernels = watch.kernels(*device);
+  ExecutorOptions options = step.options;
+  options.trace = true;
+  options.steps_in_flight = 1;
+  options.layer_kernels = &kernels;
+  options.before_action = [&watch](int /*rank*/, std::int64_t /*step*/, const Action& action) {
+    watch.begin_action(action);
+  };
+  Executor executor(state, step.model, {step.program}, groups, memory, options);
+  double begun = 0.0;
+  for (int i = 0; i < kUntimedSteps + kMostSteps; ++i) {
+    require(!step.goes_on || step.goes_on(), ErrorCode::kAborted, "stopped after ", i, " steps");
+    if (i == kUntimedSteps) begun = clock_seconds();
+    if (i >= kUntimedSteps + kLeastSteps && clock_seconds() - begun >= step.seconds) break;
+    const double begin = clock_seconds();
+    executor.run_step(i, 1e-4);
+    const double seconds = clock_seconds() - begin;
+    if (i < kUntimedSteps) {
+      watch.forget_step();
+    } else {
+      watch.end_step(executor.spans(), seconds);
+    }
+  }
+  return watch.take();
+}
+
+void append(std::vector<double>& all, const std::vector<double>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+StepTimes times_of(const std::vector<Seen>& copies) {
+  Seen all;
+  for (const Seen& copy : copies) {
+    append(all.beside, copy.beside);
+    append(all.gaps, copy.gaps);
+    append(all.handovers, copy.handovers);
+    append(all.between, copy.between);
+    append(all.steps, copy.steps);
+    for (const auto& [key, means] : copy.kernels) {
+      KernelMeans& of_all = all.kernels[key];
+      append(of_all.seconds, means.seconds);
+      of_all.calls = means.calls;
+      of_all.alone = means.alone;
+    }
+  }
+  StepTimes times;
+  times.beside = median(all.beside);
+  times.gap = median(all.gaps);
+  times.handover = median(all.handovers);
+  times.between = median(all.between);
+  times.step = median(all.steps);
+  for (const auto& [key, means] : all.kernels) {
+    const auto& [operation, kernel, dtype, size] = key;
+    times.kernels.push_back({.operation = operation,
+                             .kernel = kernel,
+                             .dtype = dtype,
+                             .size = size,
+                             .seconds = median(means.seconds),
+                             .spread = relative_spread(means.seconds),
+                             .alone = means.alone,
+                             .calls = means.calls});
+  }
+  return times;
+}
+
+}  // namespace
+
+StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
+  require(step.copies >= 1, ErrorCode::kInvalidArgument, step.copies, " ranks cannot run");
+  require(step.program.schedule->mesh.world_size() == 1, ErrorCode::kInvalidArgument, "a step of ",
+          step.program.schedule->mesh.world_size(),
+          " ranks: only one that needs no others can be timed alone");
+  std::vector<Seen> seen(static_cast<std::size_t>(step.copies));
+  std::vector<std::exception_ptr> failures(seen.size());
+  {
+    std::vector<std::jthread> ranks;
+    for (std::size_t i = 0; i < seen.size(); ++i) {
+      ranks.emplace_back([&, i] {
+        try {
+          seen[i] = run_rank(step, profile);
+        } catch (...) {
+          failures[i] = std::current_exception();
+        }
+      });
+    }
+  }
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+  StepTimes times = times_of(seen);
+  times.threads = step.options.threads;
+  return times;
+}
+
+}  // namespace tessera

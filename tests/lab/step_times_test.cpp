@@ -1,0 +1,184 @@
+#include "tessera/lab/step_times.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <numeric>
+#include <set>
+
+#include "support/small_run.h"
+#include "tessera/core/error.h"
+#include "tessera/lab/kernel_calls.h"
+#include "tessera/lab/simulate_step.h"
+
+namespace tessera::step_times_test {
+namespace {
+
+using test::RandomTokens;
+using ::testing::Contains;
+
+constexpr std::int64_t kLength = 16;
+
+/// A CPU that does a byte and a FLOP in a nanosecond.
+HardwareProfile some_machine() {
+  HardwareProfile profile;
+  profile.name = "some";
+  profile.device = "cpu";
+  profile.memory_bandwidth = profile.copy_out = {1e9, ""};
+  profile.under_gather = profile.under_reduce = {1.0, ""};
+  profile.kernels = {{"gemm", "fp32", 1, "", {{{8.0, 8.0, 8.0}, 1e9}}},
+                     {"attention_forward", "fp32", 1, "", {{{8.0, 8.0, 8.0}, 1e9}}},
+                     {"attention_backward", "fp32", 1, "", {{{8.0, 8.0, 8.0}, 1e9}}}};
+  return profile;
+}
+
+struct Subject {
+  explicit Subject(int ranks = 1)
+      : model(make_gpt(
+            {.vocab_size = 64, .context_length = kLength, .layers = 2, .heads = 2, .width = 16})),
+        source(kLength, 64, false),
+        layout(make_layout(model, {}, ranks)),
+        schedule(plan(layout, {.mesh = make_mesh(ranks, 1),
+                               .placement = find_strategy("no_shard").placement})) {
+    options.micro_batch = 2;
+  }
+  TimedStep timed(int copies = 1) const {
+    return {.program = {&schedule, &source},
+            .layout = layout,
+            .model = model,
+            .options = options,
+            .copies = copies,
+            .seconds = 0.0};
+  }
+
+  Model model;
+  RandomTokens source;
+  ModelLayout layout;
+  Schedule schedule;
+  ExecutorOptions options;
+};
+
+TEST(StepTimes, HaveEveryKernelOfAStepAsOftenAsItIsCalled) {
+  const Subject subject;
+  const StepTimes times = time_steps(subject.timed(), some_machine());
+  std::map<std::tuple<std::string, std::string, std::vector<double>>, double> expected, seen;
+  const auto recorded = record_kernels({&subject.schedule, &subject.source}, subject.layout,
+                                       subject.model, subject.options);
+  for (std::size_t i = 0; i < recorded.size(); ++i) {
+    const std::string operation(subject.schedule.actions[i].operation->name);
+    for (const KernelCall& call : recorded[i]) {
+      expected[{operation, step_name(call), rates_size(call)}] += 1.0;
+    }
+  }
+  double inside = 0.0;
+  for (const StepTimes::Kernel& kernel : times.kernels) {
+    seen[{kernel.operation, kernel.kernel, kernel.size}] += kernel.calls;
+    EXPECT_EQ(kernel.dtype, "fp32");
+    EXPECT_GT(kernel.seconds, 0.0) << kernel.kernel;
+    EXPECT_GT(kernel.alone, 0.0) << kernel.kernel;
+    inside += kernel.calls * kernel.seconds;
+  }
+  EXPECT_EQ(seen, expected);
+  EXPECT_GT(times.step, 0.0);
+  EXPECT_LT(inside, 2.0 * times.step) << "two lanes of one rank";
+  EXPECT_GT(times.gap, 0.0);
+  EXPECT_EQ(times.threads, 1);
+}
+
+// A profile with these times predicts the step that they were taken from: nothing is left out.
+TEST(StepTimes, PredictTheStepThatTheyAreOf) {
+  const Subject subject;
+  Cluster cluster{some_machine(), 1, 1};
+  const double alone = simulate_step({&subject.schedule, &subject.source}, subject.layout,
+                                     subject.model, subject.options, cluster)
+                           .seconds;
+  StepTimes times = time_steps(subject.timed(), cluster.profile);
+  // Chosen, not measured: the test must not depend on how busy the machine is.
+  double inside = 0.0;
+  for (StepTimes::Kernel& kernel : times.kernels) {
+    kernel.seconds = 3.0 * kernel.alone;
+    inside += kernel.calls * kernel.seconds;
+  }
+  times.beside = times.gap = times.handover = times.between = 0.0;
+  cluster.profile.steps = {times};
+  const SimulatedStep step = simulate_step({&subject.schedule, &subject.source}, subject.layout,
+                                           subject.model, subject.options, cluster);
+  EXPECT_NEAR(step.seconds, 3.0 * alone, 1e-9 * alone);
+  EXPECT_NEAR(step.kernels.by[0], inside, 1e-9 * inside) << "all are measured";
+  EXPECT_EQ(step.kernels.most(), Evidence::kMeasured);
+
+  cluster.profile.steps[0].between = 1.0;
+  EXPECT_NEAR(simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
+                            subject.options, cluster)
+                  .seconds,
+              step.seconds + 1.0, 1e-9);
+  cluster.profile.steps[0].between = 0.0;
+  cluster.profile.steps[0].beside = 1.0;
+  EXPECT_GT(simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
+                          subject.options, cluster)
+                .seconds,
+            step.seconds + 20.0)
+      << "for each kernel of a pass";
+}
+
+TEST(StepTimes, OfCopiesAreOfAllOfThem) {
+  const Subject subject;
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  TimedStep timed = subject.timed(3);
+  timed.goes_on = [&] {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    return true;
+  };
+  EXPECT_FALSE(time_steps(timed, some_machine()).kernels.empty());
+  EXPECT_EQ(threads.size(), 3U);
+}
+
+TEST(StepTimes, AreStoppedAndRefusedWithTheReason) {
+  const Subject subject;
+  TimedStep timed = subject.timed(2);
+  std::atomic<int> asked = 0;
+  timed.goes_on = [&] { return ++asked < 5; };
+  try {
+    time_steps(timed, some_machine());
+    ADD_FAILURE() << "not stopped";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAborted);
+  }
+  const Subject two(2);
+  try {
+    time_steps(two.timed(), some_machine());
+    ADD_FAILURE() << "two ranks are not alone";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("a step of 2 ranks"));
+  }
+}
+
+TEST(SimulatedStep, HasTheIntervalOfWhatItsKernelsRestOn) {
+  const Subject subject;
+  Cluster cluster{some_machine(), 1, 1};
+  const auto half_width = [&] {
+    return simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
+                         subject.options, cluster)
+        .half_width;
+  };
+  const double assumed = half_width();
+  EXPECT_GT(assumed, 0.0);
+  cluster.profile.residuals = {
+      {.evidence = Evidence::kMeasured, .half_width = 0.01},
+      {.evidence = Evidence::kInterpolated, .half_width = 0.2},
+      {.evidence = Evidence::kInterpolated, .meets = true, .half_width = 0.3}};
+  EXPECT_EQ(half_width(), 0.2);
+  cluster.profile.steps = {time_steps(subject.timed(), cluster.profile)};
+  EXPECT_EQ(half_width(), 0.01);
+  cluster.profile.residuals.clear();
+  EXPECT_LT(half_width(), assumed) << "what was measured is known better";
+  cluster.profile.device = "cuda";
+  EXPECT_EQ(half_width(), 0.0) << "a limit has no interval";
+}
+
+}  // namespace
+}  // namespace tessera::step_times_test
