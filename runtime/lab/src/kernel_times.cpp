@@ -53,7 +53,8 @@ std::string_view without_company(std::string_view kernel) {
   return kernel.substr(0, kernel.find(','));
 }
 
-/// Of kernels that `counts` takes, all seconds inside of steps over all those alone; 0: of none.
+/// All seconds inside of steps over all those alone, of the kernels that `counts` takes; 0: it takes
+/// none.
 template <typename Counts>
 double mean_ratio(const std::vector<const StepTimes*>& steps, const Counts& counts) {
   double inside = 0.0, alone = 0.0;
@@ -146,8 +147,8 @@ double KernelTimes::ratio_of(const KernelCall& call, std::string_view operation)
   const std::string name = step_name(call);
   const std::string_view dtype = to_string(call.dtype);
   const std::vector<double> size = rates_size(call);
-  // The same kernel first; then the same GEMM in other company; at equal distances the same
-  // operation's.
+  // A kernel counts before the same GEMM in other company, and at equal distances one of the same
+  // operation before others.
   constexpr double kOtherCompany = 4.0, kOtherOperation = 0.25;
   double nearest = HUGE_VAL, ratio = 0.0;
   for (const StepTimes* const steps : steps_) {

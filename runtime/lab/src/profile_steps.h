@@ -5,7 +5,7 @@
 
 #include "tessera/lab/hardware_profile.h"
 
-// What a profile knows of whole steps, as JSON.
+// The part of a profile that is of whole steps, as JSON.
 namespace tessera {
 
 /// Both throw Error{kConfig} that names the place and the key.

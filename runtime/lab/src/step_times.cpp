@@ -51,7 +51,7 @@ struct KernelMeans {
   double calls = 0.0, alone = 0.0;
 };
 
-/// What was seen of the steps of all copies.
+/// The times of the steps of all copies.
 struct Seen {
   std::map<KernelKey, KernelMeans> kernels;
   std::vector<double> beside, gaps, handovers;  // by step: means
@@ -79,7 +79,7 @@ class StepWatch {
       Pass& pass = passes_[static_cast<std::size_t>(action_ - schedule_.actions.data())];
       add(described, action_->operation->name, end - begin);
       pass.kernels += 1;
-      // What it takes to describe a call is no part of the pass.
+      // The time that describing a call takes is no part of the pass.
       pass.accounted += clock_seconds() - begin;
     });
   }

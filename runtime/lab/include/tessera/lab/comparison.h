@@ -56,7 +56,7 @@ struct SimulatedTime {
   // Means over the stages of a pipeline; see StageTime.
   double exposed_message_seconds = 0.0;
   double bubble_seconds = 0.0;
-  /// Of the step, relative; see SimulatedStep::half_width. 0: there is none.
+  /// It is relative to the step; see SimulatedStep::half_width. 0: there is none.
   double half_width = 0.0;
   bool operator==(const SimulatedTime&) const = default;
 };

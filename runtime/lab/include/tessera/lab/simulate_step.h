@@ -41,8 +41,8 @@ struct SimulatedStep {
   // These are by pipeline rank. A meeting begins when the last of its ranks has come.
   std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
   std::vector<StageTime> stages{};
-  /// What the kernels of the first pipeline rank's step rest on, and what its collectives and
-  /// copies take.
+  /// Seconds of the first pipeline rank: of its kernels by what they rest on, and of its
+  /// collectives and copies.
   PredictedSeconds kernels{};
   double exchanged = 0.0;
   /// The measured step is expected within seconds * (1 -+ half_width), nine times of ten; 0: the

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// What is timed: ranks that run the same step, each by itself.
+/// The ranks that are timed run the same step, each by itself.
 struct TimedStep {
   Program program;  ///< of one rank; trains
   const ModelLayout& layout;
