@@ -53,8 +53,8 @@ std::string_view without_company(std::string_view kernel) {
   return kernel.substr(0, kernel.find(','));
 }
 
-/// All seconds inside of steps over all those alone, of the kernels that `counts` takes; 0: it takes
-/// none.
+/// All seconds inside of steps over all those alone, of the kernels that `counts` takes; 0: it
+/// takes none.
 template <typename Counts>
 double mean_ratio(const std::vector<const StepTimes*>& steps, const Counts& counts) {
   double inside = 0.0, alone = 0.0;

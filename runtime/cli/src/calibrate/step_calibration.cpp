@@ -19,7 +19,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::size_t kShownKernels = 6;
-/// Of a step's time.
+/// A kernel that loses less of a step is not shown.
 constexpr double kWorthShowing = 0.005;
 
 /// Tokens that mean nothing: kernels take as long for any.

@@ -21,8 +21,8 @@ using StepProgress = std::function<bool(const std::string& what)>;
 std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
                                        int cores, double seconds, const StepProgress& progress);
 
-/// What steps took, and where they lose time: the kernels that take most longer inside of a step
-/// than alone, in ms of a step.
+/// Prints how long steps took, and where they lose time: the kernels that take most longer inside
+/// of a step than alone, in ms of a step.
 void print_steps(std::ostream& out, const StepTimes& steps);
 
 /// Replaces the steps of a profile that are of the same run as those of `fresh`.

@@ -28,9 +28,9 @@ double seconds_alone(const KernelCall& call, const HardwareProfile& profile, int
 /// Predicts kernels of passes and of updates of a rank with so many threads.
 ///
 /// A kernel is measured if the profile's steps have timed it at the same size; times in actions of
-/// the same operation count before others. Another size of the same kernel takes seconds_alone() times the ratio
-/// of inside to alone of the one nearest in size; a kernel that no step has takes the mean ratio of
-/// those of its dtype, or of all. A profile without steps leaves seconds_alone().
+/// the same operation count before others. Another size of the same kernel takes seconds_alone()
+/// times the ratio of inside to alone of the one nearest in size; a kernel that no step has takes
+/// the mean ratio of those of its dtype, or of all. A profile without steps leaves seconds_alone().
 class KernelTimes {
  public:
   /// `profile` must outlive this.
