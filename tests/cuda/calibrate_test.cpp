@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdlib>
+#include <map>
 
 #include "cli/program.h"
 #include "cuda/cuda_run.h"
@@ -8,6 +9,9 @@
 #include "temporary_folder.h"
 #include "tessera/kernels/gemm_table.h"
 #include "tessera/lab/calibrate.h"
+#include "tessera/lab/kernel_calls.h"
+#include "tessera/lab/step_times.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/trainer/training_plan.h"
 
 // tessera calibrate, and runs by the table that it writes. GPU and cuBLASLt are emulated.
@@ -159,6 +163,40 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
       EXPECT_EQ(trainer.train().parameters_sha256, first.parameters_sha256);
     }
   }
+}
+
+// Kernels that the host launches one by one are timed by events, and the step as a graph.
+TEST(CalibratedGpu, TimesTheKernelsOfStepsByEvents) {
+  const Model model = test::small_gpt();
+  const test::CountingTokens source;
+  const ModelLayout layout = make_layout(model, {}, 1);
+  const Schedule schedule =
+      plan(layout, {.mesh = make_mesh(1, 1), .placement = find_strategy("no_shard").placement});
+  const ExecutorOptions options{.micro_batch = 2, .device = DeviceKind::kCuda};
+  const HardwareProfile profile = find_profile("h100-sxm");
+  const StepTimes times = time_steps({.program = {&schedule, &source},
+                                      .layout = layout,
+                                      .model = model,
+                                      .options = options,
+                                      .seconds = 0.0},
+                                     profile);
+  std::map<std::pair<std::string, std::string>, double> expected, seen;
+  const auto recorded = record_kernels({&schedule, &source}, layout, model, options);
+  for (std::size_t i = 0; i < recorded.size(); ++i) {
+    for (const KernelCall& call : recorded[i]) {
+      expected[{std::string(schedule.actions[i].operation->name), step_name(call)}] += 1.0;
+    }
+  }
+  double inside = 0.0;
+  for (const StepTimes::Kernel& kernel : times.kernels) {
+    seen[{kernel.operation, kernel.kernel}] += kernel.calls;
+    inside += kernel.calls * kernel.seconds;
+  }
+  EXPECT_EQ(seen, expected);
+  EXPECT_GT(inside, 0.0);
+  EXPECT_GT(times.step, 0.0);
+  EXPECT_EQ(times.gap, 0.0) << "between kernels of a graph";
+  EXPECT_EQ(times.handover, profile.handover.value);
 }
 
 // Emulated kernels take as long as they take: the profile is whole, its times mean nothing.

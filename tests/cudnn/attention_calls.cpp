@@ -57,6 +57,9 @@ class ScratchStream : public CudaStream {
   }
   void lend_scratch(void*, std::size_t) override {}
   std::shared_ptr<void>& library(Library) override { return library_; }
+  std::function<double()> mark_time() override {
+    fail(ErrorCode::kInternal, "this stream has no clock");
+  }
   const std::shared_ptr<StreamFailure>& failure() override { return failure_; }
 
   std::size_t asked() const { return asked_; }

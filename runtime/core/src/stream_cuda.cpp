@@ -340,16 +340,21 @@ cudaEvent_t StreamCuda::mark() {
   return event;
 }
 
+std::function<double()> StreamCuda::mark_time() {
+  return [this, event = mark()] { return seconds_of(event); };
+}
+
+double StreamCuda::seconds_of(cudaEvent_t event) {
+  float milliseconds = 0.0F;
+  const cudaError_t status = cudaEventElapsedTime(&milliseconds, device_.epoch, event);
+  device_.timed_events->give_back(event);
+  static_cast<void>(cudaGetLastError());
+  return status == cudaSuccess ? device_.epoch_seconds + static_cast<double>(milliseconds) * 1e-3
+                               : 0.0;
+}
+
 /// The stream is idle: what has been timed is known.
 void StreamCuda::report_spans() {
-  const auto seconds_of = [this](cudaEvent_t event) {
-    float milliseconds = 0.0F;
-    const cudaError_t status = cudaEventElapsedTime(&milliseconds, device_.epoch, event);
-    device_.timed_events->give_back(event);
-    static_cast<void>(cudaGetLastError());
-    return status == cudaSuccess ? device_.epoch_seconds + static_cast<double>(milliseconds) * 1e-3
-                                 : 0.0;
-  };
   for (const Span& span : std::exchange(spans_, {})) {
     const double begin = seconds_of(span.begin);
     options_.on_span(span.work, begin, seconds_of(span.end));

@@ -77,6 +77,7 @@ class StreamCuda : public CudaStream {
     return libraries_[static_cast<std::size_t>(which)];
   }
   void defer(const Work& work, std::function<void()> task) override;
+  std::function<double()> mark_time() override;
   const std::shared_ptr<StreamFailure>& failure() override { return failure_; }
 
  private:
@@ -106,6 +107,8 @@ class StreamCuda : public CudaStream {
   void fail_with(const std::string& what);
   void report_failure(const std::string& what);
   cudaEvent_t mark();
+  /// When a marked event passed, by the steady clock; the stream is idle.
+  double seconds_of(cudaEvent_t event);
   void report_spans();
 
   DeviceState& device_;

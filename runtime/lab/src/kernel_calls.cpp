@@ -213,7 +213,7 @@ KernelTable observed_kernels(KernelTable table, KernelObserver observe) {
   const auto observe_calls = [&]<typename Args>(KernelFunction<Args>& kernel,
                                                 KernelCall (*describe)(const Args&)) {
     kernel = [observe, describe, real = kernel](const Args& args, Stream& stream) {
-      observe([&] { return describe(args); }, [&] { real(args, stream); });
+      observe([&] { return describe(args); }, [&] { real(args, stream); }, stream);
     };
   };
   observe_calls(table.gemm, gemm);
@@ -251,10 +251,10 @@ KernelTable observed_kernels(KernelTable table, KernelObserver observe) {
 }
 
 KernelTable recording_kernels(std::function<void(KernelCall)> take) {
-  return observed_kernels(
-      kernels_for(SimDevice()),
-      [take = std::move(take)](const std::function<KernelCall()>& call,
-                               const std::function<void()>& /*run*/) { take(call()); });
+  return observed_kernels(kernels_for(SimDevice()),
+                          [take = std::move(take)](const std::function<KernelCall()>& call,
+                                                   const std::function<void()>& /*run*/,
+                                                   Stream& /*stream*/) { take(call()); });
 }
 
 KernelCall call_of(const Schedule& schedule, const Action& action,

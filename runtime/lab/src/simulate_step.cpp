@@ -108,7 +108,7 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
 /// The interval of nine of ten steps goes by what most of a step's kernels rest on. Before any
 /// predictions of a machine were checked, it is as on the processors of runtime/lab/README.md.
 double half_width(const HardwareProfile& profile, const SimulatedStep& step, bool meets) {
-  if (profile.device != "cpu") return 0.0;
+  if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return 0.0;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};
   const Evidence most = step.kernels.most();
   for (const Residual& residual : profile.residuals) {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/memory.h"
 #include "tessera/core/quantile.h"
@@ -70,18 +72,20 @@ class StepWatch {
 
   /// For the executor: the kernels of passes.
   KernelTable kernels(const Device& device) {
-    return observed_kernels(kernels_for(device), [this](const auto& call, const auto& run) {
-      const double begin = clock_seconds();
-      run();
-      const double end = clock_seconds();
-      if (action_ == nullptr) return;
-      const KernelCall described = call();
-      Pass& pass = passes_[static_cast<std::size_t>(action_ - schedule_.actions.data())];
-      add(described, action_->operation->name, end - begin);
-      pass.kernels += 1;
-      // The time that describing a call takes is no part of the pass.
-      pass.accounted += clock_seconds() - begin;
-    });
+    return observed_kernels(
+        kernels_for(device), [this](const auto& call, const auto& run, Stream& stream) {
+          auto* const gpu = dynamic_cast<CudaStream*>(&stream);
+          if (gpu != nullptr) return observe_on_gpu(call, run, *gpu);
+          const double begin = clock_seconds();
+          run();
+          const double end = clock_seconds();
+          if (action_ == nullptr) return;
+          add(call(), action_->operation->name, end - begin);
+          Pass& pass = passes_[static_cast<std::size_t>(action_ - schedule_.actions.data())];
+          pass.kernels += 1;
+          // The time that describing a call takes is no part of the pass.
+          pass.accounted += clock_seconds() - begin;
+        });
   }
   void begin_action(const Action& action) {
     if (action.lane == Lane::kCompute) action_ = &action;
@@ -90,6 +94,10 @@ class StepWatch {
   /// Takes the step that has ended, which began `seconds` ago on the host's thread.
   void end_step(const std::vector<ActionSpan>& spans, double seconds) {
     action_ = nullptr;
+    for (Launched& one : std::exchange(launched_, {})) {
+      const double begin = one.begin();
+      add(one.call, one.operation, one.end() - begin);
+    }
     std::vector<double> begins(schedule_.actions.size()), ends(schedule_.actions.size());
     double first = HUGE_VAL, last = 0.0;
     for (const ActionSpan& span : spans) {
@@ -114,6 +122,10 @@ class StepWatch {
   /// Drops what was seen of a step that is not to be counted.
   void forget_step() {
     action_ = nullptr;
+    for (Launched& one : std::exchange(launched_, {})) {
+      one.begin();
+      one.end();
+    }
     sums_.clear();
     std::ranges::fill(passes_, Pass{});
   }
@@ -128,6 +140,22 @@ class StepWatch {
     int kernels = 0;
     double accounted = 0.0;  ///< seconds of kernels and of describing them
   };
+
+  /// A kernel of a GPU, whose times are known when the step is over.
+  struct Launched {
+    KernelCall call;
+    std::string_view operation;
+    std::function<double()> begin, end;
+  };
+
+  void observe_on_gpu(const std::function<KernelCall()>& call, const std::function<void()>& run,
+                      CudaStream& stream) {
+    if (action_ == nullptr) return run();
+    Launched one{call(), action_->operation->name, stream.mark_time(), {}};
+    run();
+    one.end = stream.mark_time();
+    launched_.push_back(std::move(one));
+  }
 
   void add(const KernelCall& call, std::string_view operation, double seconds) {
     KernelKey key = key_of(operation, call);
@@ -187,29 +215,28 @@ class StepWatch {
   const HardwareProfile& profile_;
   const Action* action_ = nullptr;  ///< the compute lane's, while it runs
   std::vector<Pass> passes_;        ///< by action
+  std::vector<Launched> launched_;
   std::map<KernelKey, KernelSum> sums_;
   std::map<KernelKey, double> alone_;
   Seen seen_;
 };
 
-/// Runs one rank that has no others.
-Seen run_rank(const TimedStep& step, const HardwareProfile& profile) {
+std::unique_ptr<Device> device_of(const ExecutorOptions& options) {
+  if (options.device == DeviceKind::kCuda) return make_cuda_device();
+  return make_cpu_device();
+}
+
+/// Runs steps of one rank that has no others until the time is over, of which `after_step` takes
+/// those after the first two with the seconds that each took.
+void run_steps(const TimedStep& step, Device& device, ExecutorOptions options,
+               const std::function<void(const Executor& executor, double seconds)>& after_step) {
   const Schedule& schedule = *step.program.schedule;
-  const auto device = make_cpu_device();
-  Memory memory(*device);
+  Memory memory(device);
   const auto world = make_thread_group(1);
   RankGroups groups = RankGroups::split_from(*world.front(), schedule);
   TrainingState state(step.layout, state_options(schedule), 0, memory);
-  StepWatch watch(step, profile);
-  const KernelTable kernels = watch.kernels(*device);
-  ExecutorOptions options = step.options;
-  options.trace = true;
   options.steps_in_flight = 1;
-  options.layer_kernels = &kernels;
-  options.before_action = [&watch](int /*rank*/, std::int64_t /*step*/, const Action& action) {
-    watch.begin_action(action);
-  };
-  Executor executor(state, step.model, {step.program}, groups, memory, options);
+  Executor executor(state, step.model, {step.program}, groups, memory, std::move(options));
   double begun = 0.0;
   for (int i = 0; i < kUntimedSteps + kMostSteps; ++i) {
     require(!step.goes_on || step.goes_on(), ErrorCode::kAborted, "stopped after ", i, " steps");
@@ -217,14 +244,45 @@ Seen run_rank(const TimedStep& step, const HardwareProfile& profile) {
     if (i >= kUntimedSteps + kLeastSteps && clock_seconds() - begun >= step.seconds) break;
     const double begin = clock_seconds();
     executor.run_step(i, 1e-4);
-    const double seconds = clock_seconds() - begin;
     if (i < kUntimedSteps) {
-      watch.forget_step();
+      after_step(executor, 0.0);
     } else {
-      watch.end_step(executor.spans(), seconds);
+      after_step(executor, clock_seconds() - begin);
     }
   }
+}
+
+Seen watch_rank(const TimedStep& step, const HardwareProfile& profile) {
+  const auto device = device_of(step.options);
+  StepWatch watch(step, profile);
+  const KernelTable kernels = watch.kernels(*device);
+  ExecutorOptions options = step.options;
+  options.trace = true;
+  options.graph = false;
+  options.layer_kernels = &kernels;
+  options.before_action = [&watch](int /*rank*/, std::int64_t /*step*/, const Action& action) {
+    watch.begin_action(action);
+  };
+  run_steps(step, *device, std::move(options), [&](const Executor& executor, double seconds) {
+    if (seconds > 0.0) return watch.end_step(executor.spans(), seconds);
+    watch.forget_step();
+  });
   return watch.take();
+}
+
+/// What a host adds to kernels that it launches one by one is no part of a graph: of a GPU's step
+/// the kernels count, and the step is that of a graph.
+void take_graph(const TimedStep& step, const HardwareProfile& profile, StepTimes& times) {
+  const auto device = device_of(step.options);
+  ExecutorOptions options = step.options;
+  options.graph = true;
+  std::vector<double> steps;
+  run_steps(step, *device, std::move(options), [&](const Executor& /*executor*/, double seconds) {
+    if (seconds > 0.0) steps.push_back(seconds);
+  });
+  times.step = median(std::move(steps));
+  times.beside = times.gap = times.between = 0.0;
+  times.handover = profile.handover.value;
 }
 
 void append(std::vector<double>& all, const std::vector<double>& more) {
@@ -280,7 +338,7 @@ StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
     for (std::size_t i = 0; i < seen.size(); ++i) {
       ranks.emplace_back([&, i] {
         try {
-          seen[i] = run_rank(step, profile);
+          seen[i] = watch_rank(step, profile);
         } catch (...) {
           failures[i] = std::current_exception();
         }
@@ -292,6 +350,7 @@ StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
   }
   StepTimes times = times_of(seen);
   times.threads = step.options.threads;
+  if (step.options.device == DeviceKind::kCuda) take_graph(step, profile, times);
   return times;
 }
 

@@ -236,13 +236,13 @@ int calibrate_profile(const Config& config, const std::string& path) {
       .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
       .anyway = anyway};
   const bool has_model = config.given("model") || config.given("init");
-  require(!has_model || !on_gpu, ErrorCode::kConfig,
-          "the kernels of a model are timed inside of steps on CPU ranks only; give --device cpu, "
-          "or leave the model out to time this GPU's kernels alone");
   try {
     std::optional<HardwareProfile> profile;
     if (has_model && holds_something(path)) {
       profile = find_profile(path);
+      require((profile->device == "cuda") == on_gpu, ErrorCode::kConfig, path, " is of a ",
+              profile->device == "cuda" ? "GPU" : "CPU", "; choose --device ",
+              profile->device == "cuda" ? "cuda" : "cpu", ", or another file");
       print_line(stderr, concat(path,
                                 ": kernels, one by one, and collectives are kept; remove the "
                                 "file to time them again"));

@@ -47,7 +47,6 @@ class RandomSamples : public TokenShapes {
 
 /// The run of one rank that needs no others, as the planner takes it.
 void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
-  options.device = DeviceChoice::kCpu;
   options.strategy = "no_shard";
   options.trainable_strategy.clear();
   options.placement.reset();
@@ -69,11 +68,13 @@ void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
 std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
                                        int cores, double seconds, const StepProgress& progress) {
   std::vector<StepTimes> all;
-  for (const int threads : std::set<int>{1, cores}) {
+  const bool on_gpu = profile.device == "cuda";
+  for (const int threads : on_gpu ? std::set<int>{1} : std::set<int>{1, cores}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
       Config own = config;
       const PlannedRun run(own, [&](TrainerOptions& options, const RunInputs& /*inputs*/) {
         make_alone(options, recompute, threads);
+        options.device = on_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
       });
       require(!run.choice.packing, ErrorCode::kConfig,
               "steps of packed samples take as long as their documents; leave `packing` out");
@@ -82,8 +83,9 @@ std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfi
           concat(run.model.name, " in ", to_string(run.plan.options.precision), ", ",
                  run.plan.options.micro_batch, " x ", run.choice.sequence_length,
                  recompute == Recompute::kFull ? ", recomputed" : "");
-      const int copies = std::max(1, cores / threads);
-      const std::string ranks = concat(counted(copies, "rank"), " of ", counted(threads, "thread"));
+      const int copies = on_gpu ? 1 : std::max(1, cores / threads);
+      const std::string ranks =
+          on_gpu ? "one rank" : concat(counted(copies, "rank"), " of ", counted(threads, "thread"));
       const auto goes_on = [&] { return progress(concat(what, ", ", ranks)); };
       StepTimes times = time_steps({.program = {&run.plan.schedule(), &samples},
                                     .layout = run.plan.layout,
@@ -94,7 +96,8 @@ std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfi
                                     .goes_on = goes_on},
                                    profile);
       times.model = what;
-      times.source = concat("inside of steps of ", ranks, " at once, on this machine");
+      times.source =
+          concat("inside of steps of ", ranks, on_gpu ? "" : " at once", ", on this machine");
       all.push_back(std::move(times));
     }
   }

@@ -13,11 +13,12 @@ namespace tessera::cli {
 /// Told what is timed next; false: stop.
 using StepProgress = std::function<bool(const std::string& what)>;
 
-/// Times the kernels inside of steps of the run that `config` describes, on this machine's CPU: one
-/// rank with all `cores`, and as many as there are cores with one thread each, with recomputation
-/// and without. The ranks are alone, without what strategies, accumulation, stages and offload add:
-/// simulation adds these. Each of them is timed for `seconds`. Throws Error{kConfig} on what cannot
-/// be planned, Error{kAborted} if `progress` says so.
+/// Times the kernels inside of steps of the run that `config` describes, with recomputation and
+/// without, on the device of the profile: of a CPU one rank with all `cores`, and as many as there
+/// are cores with one thread each, of GPUs the first one. The ranks are alone, without what
+/// strategies, accumulation, stages and offload add: simulation adds these. Each of them is timed
+/// for `seconds`. Throws Error{kConfig} on what cannot be planned, Error{kAborted} if `progress`
+/// says so.
 std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
                                        int cores, double seconds, const StepProgress& progress);
 

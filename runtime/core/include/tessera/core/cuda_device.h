@@ -134,6 +134,9 @@ class CudaStream : public Stream {
   virtual void defer(const Work& work, std::function<void()> task) {
     submit(work, std::move(task));
   }
+  /// A place in the stream's order. Once the stream is synchronised, the result gives the second of
+  /// the steady clock at which it was passed; to be called once. Not while a graph is captured.
+  virtual std::function<double()> mark_time() = 0;
   /// The status that enqueued work reports to; may outlive the stream. Never null.
   virtual const std::shared_ptr<StreamFailure>& failure() = 0;
 };

@@ -42,8 +42,8 @@ std::vector<KernelCall> cpu_kernels_of(const KernelCall& call);
 double gemm_epilogue_bytes(const GemmArgs& args);
 
 /// Told of each call of a kernel, which `run` makes; `call` describes it, whenever it is asked.
-using KernelObserver =
-    std::function<void(const std::function<KernelCall()>& call, const std::function<void()>& run)>;
+using KernelObserver = std::function<void(const std::function<KernelCall()>& call,
+                                          const std::function<void()>& run, Stream& stream)>;
 /// A table whose kernels of passes are handed to `observe`.
 KernelTable observed_kernels(KernelTable table, KernelObserver observe);
 /// The sim device's kernels; those of passes hand `take` each call.

@@ -20,7 +20,8 @@ struct TimedStep {
 };
 
 /// Times the kernels of steps where they run: with what is in the caches then, at the clocks of
-/// then, by threads that sleep between them. `profile` says what each takes alone. On the CPU.
+/// then, by threads that sleep between them. `profile` says what each takes alone. Kernels of a GPU
+/// are timed by events while the host launches them one by one, and the step as a CUDA graph.
 ///
 /// Throws Error{kInvalidArgument} if the program needs more than one rank, Error{kAborted} if
 /// `goes_on` says so, and what kernels throw.
