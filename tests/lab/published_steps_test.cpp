@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -110,6 +114,40 @@ TEST(PublishedSteps, LoseAsMuchToScaleAsIsPredicted) {
   expect_equal_loss(kFoundry[0], kFoundry[1]);
   expect_equal_loss(kFoundry[3], kFoundry[4]);
   expect_equal_loss(kFoundry[8], kFoundry[9]);
+}
+
+/// How far rows of a publisher are from what is predicted, times one number that all share: what
+/// their framework reaches of the limit. It is fitted (the geometric mean), so a single row says
+/// nothing; what remains is how well sizes, ranks, batches and recomputation are told apart.
+struct RelativeErrors {
+  double efficiency = 1.0, mean = 0.0, worst = 0.0;
+};
+
+RelativeErrors relative_errors(std::span<const Published> rows) {
+  std::vector<double> logarithms;
+  for (const Published& p : rows) {
+    logarithms.push_back(std::log(p.tokens_per_second / simulated_tokens_per_second(p)));
+  }
+  const auto count = static_cast<double>(rows.size());
+  RelativeErrors errors;
+  const double mean = std::accumulate(logarithms.begin(), logarithms.end(), 0.0) / count;
+  errors.efficiency = std::exp(mean);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const double error = std::exp(mean - logarithms[i]) - 1.0;
+    std::printf("  %-22s on %2d x H100, length %d%s: %+.1f %%\n", rows[i].model, rows[i].ranks,
+                rows[i].length, rows[i].recompute == kFull ? ", recomputed" : "", 100.0 * error);
+    errors.mean += std::abs(error) / count;
+    errors.worst = std::max(errors.worst, std::abs(error));
+  }
+  std::printf("  one efficiency, %.2f: mean %.1f %%, worst %.1f %%\n", errors.efficiency,
+              100.0 * errors.mean, 100.0 * errors.worst);
+  return errors;
+}
+
+TEST(PublishedSteps, AreToldApartUpToOneEfficiencyOfTheirPublisher) {
+  const RelativeErrors foundry = relative_errors(kFoundry);
+  EXPECT_LT(foundry.mean, 0.10);
+  EXPECT_LT(foundry.worst, 0.20);
 }
 
 /// Eight pipeline ranks of eight H100s, on which a 405B's blocks are stages: seconds of a step of
