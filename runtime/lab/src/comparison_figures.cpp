@@ -74,7 +74,11 @@ std::string method_of(const Comparison& comparison) {
   return concat(
       "Nothing has run: all is predicted.", trust,
       " Memory is what a rank needs of its device, with what a GPU takes beside the plan. Best: "
-      "the Pareto front: nothing else is both smaller and faster, by tokens per second and rank.");
+      "the Pareto front: nothing else is both smaller and faster, by tokens per second and rank.",
+      std::ranges::any_of(front_places(comparison), &FrontPlace::open)
+          ? " +/-: nine of ten measured steps are expected within it; ~: whether a cell is on the "
+            "front is open, since another one that needs no more memory may be as fast."
+          : "");
 }
 
 std::vector<MissingCells> missing_cells(const Comparison& comparison) {

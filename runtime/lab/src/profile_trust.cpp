@@ -26,7 +26,7 @@ std::string trust_in(std::string_view profile) {
   if (is_builtin) {
     return std::string("a limit: no step was measured on this GPU; ") + kPublished;
   }
-  return "as good as the profile, which measured runs of that machine can check";
+  return "a calibration of that machine, which measured runs can check";
 }
 
 }  // namespace tessera

@@ -249,7 +249,12 @@ std::string step_time_figure(const Comparison& comparison) {
                   "Milliseconds of a step. Bars are measured: the mean over repeats of each run's "
                   "median step, without the warm-up. The line is the 95 % confidence interval by "
                   "Student's t over the repeats; an arrow says that it goes on."};
-  if (comparison.repeats == 0) text.sentence = "Milliseconds of a step, simulated.";
+  if (comparison.repeats == 0) {
+    text.sentence =
+        "Milliseconds of a step, simulated. Lines on both sides, where a profile knows them, are "
+        "the "
+        "ends of the interval in which nine of ten measured steps are expected.";
+  }
   std::vector<BarRow> rows;
   std::vector<std::optional<Estimate>> times;
   for (const ComparedCell& cell : comparison.cells) {

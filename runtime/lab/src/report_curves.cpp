@@ -26,6 +26,13 @@ struct PlottedCost {
   double tokens = 0.0;      ///< a second and rank
   double half_width = 0.0;  ///< of `tokens`, relative; 0: it has none
   FrontPlace front{};
+
+  // The ends of its interval, as far as it is drawn: that of few repeats can be many times as long.
+  double least() const { return tokens / (1.0 + std::min(half_width, kDrawn)); }
+  double most() const { return tokens / (1.0 - std::min(half_width, kDrawn)); }
+
+ private:
+  static constexpr double kDrawn = 0.5;
 };
 
 std::vector<PlottedCost> costs_of(const Comparison& comparison) {
@@ -266,9 +273,10 @@ std::string pareto_figure(const Comparison& comparison) {
   if (costs.empty()) return empty_figure(text, "No cell has a measured or simulated time.");
   text.legend = {{"c0", "on the Pareto front"}, {"other-point", "others"}};
   const auto [least, most] = std::ranges::minmax(costs, {}, &PlottedCost::bytes);
-  const auto [slowest, fastest] = std::ranges::minmax(costs, {}, &PlottedCost::tokens);
+  const double slowest = std::ranges::min(costs, {}, &PlottedCost::least).least();
+  const double fastest = std::ranges::max(costs, {}, &PlottedCost::most).most();
   const std::vector<Tick> across = byte_ticks_around(least.bytes, most.bytes);
-  const std::vector<Tick> up = ticks_around(slowest.tokens, fastest.tokens);
+  const std::vector<Tick> up = ticks_around(slowest, fastest);
   const auto place_of = [&](const PlottedCost& cost) {
     const auto share = [](double value, const std::vector<Tick>& ticks) {
       return (value - ticks.front().value) / (ticks.back().value - ticks.front().value);
@@ -303,13 +311,11 @@ std::string pareto_figure(const Comparison& comparison) {
   for (const PlottedCost& cost : costs) {
     if (cost.half_width <= 0.0) continue;
     PlottedCost low = cost, high = cost;
-    low.tokens = cost.tokens / (1.0 + cost.half_width);
-    high.tokens = cost.tokens / std::max(0.01, 1.0 - cost.half_width);
+    low.tokens = cost.least();
+    high.tokens = cost.most();
     const Place from = place_of(low), to = place_of(high);
-    const auto y = [](const Place& at) {
-      return kTop + kHeight * std::clamp(at.y, 0.0, 100.0) / 100.0;
-    };
-    drawing.line({from.x, y(from)}, {to.x, y(to)}, "whisker");
+    drawing.line({from.x, kTop + kHeight * from.y / 100.0}, {to.x, kTop + kHeight * to.y / 100.0},
+                 "whisker");
   }
   for (const bool best : {false, true}) {
     for (const PlottedCost& cost : costs) {
