@@ -270,8 +270,8 @@ Seen watch_rank(const TimedStep& step, const HardwareProfile& profile) {
   return watch.take();
 }
 
-/// What a host adds to kernels that it launches one by one is no part of a graph: of a GPU's step
-/// the kernels count, and the step is that of a graph.
+/// The time that a host adds to kernels which it launches one by one is no part of a graph: of a
+/// GPU's step the kernels count, and the step is that of a graph.
 void take_graph(const TimedStep& step, const HardwareProfile& profile, StepTimes& times) {
   const auto device = device_of(step.options);
   ExecutorOptions options = step.options;
