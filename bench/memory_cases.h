@@ -7,46 +7,29 @@
 #include <omp.h>
 
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <new>
-#include <string>
 
-#include "tessera/core/device.h"
-#include "tessera/core/tensor.h"
-#include "tessera/kernels/kernel_table.h"
-#include "tessera/kernels/optimizer.h"
+#include "bench/kernel_lab.h"
 
-// Memory-bound kernels, each beside a loop that moves the same bytes: for sources that are compiled
+// Loops that move memory, beside which memory-bound kernels are held: for sources that are compiled
 // for the processor of the machine that builds them.
 namespace tessera::bench {
 
-struct AlignedDelete {
-  void operator()(float* data) const { ::operator delete (data, std::align_val_t{64}); }
-};
-
-/// The tensors that all cases share; every page is touched first by the thread that will use it.
+/// The tensors of the loops, in memory as kernels have it.
 class Tensors {
  public:
-  explicit Tensors(std::int64_t n) : elements(n) {
-    for (auto& tensor : tensors_) {
-      tensor.reset(static_cast<float*>(
-          ::operator new (static_cast<std::size_t>(n) * sizeof(float), std::align_val_t{64})));
-      float* const x = tensor.get();
-#pragma omp parallel for schedule(static)
-      for (std::int64_t i = 0; i < n; ++i) x[i] = 1e-3F;
-    }
+  Tensors(KernelLab& lab, std::int64_t n) : elements(n) {
+    for (Tensor& tensor : tensors_) tensor = lab.constant(Shape{n}, DType::kFloat32, 1e-3F);
   }
-  float* data(std::size_t t) const { return tensors_[t].get(); }
-  TensorView floats(std::size_t t) const { return {data(t), DType::kFloat32, Shape{elements}}; }
-  TensorView halves(std::size_t t) const { return {data(t), DType::kBFloat16, Shape{elements}}; }
+  float* data(std::size_t t) const { return tensors_[t].as<float>(); }
+  std::uint32_t* words(std::size_t t) const { return reinterpret_cast<std::uint32_t*>(data(t)); }
+  std::uint16_t* halves(std::size_t t) const { return reinterpret_cast<std::uint16_t*>(data(t)); }
 
   const std::int64_t elements;
 
  private:
-  std::array<std::unique_ptr<float, AlignedDelete>, 5> tensors_;
+  std::array<Tensor, 5> tensors_;
 };
 
 /// Splits [0, n) over the threads as the kernels do and calls part(begin, end) for each.
@@ -69,15 +52,13 @@ void sweep(std::int64_t n, const Body& body) {
   });
 }
 
-struct Case {
-  std::string name;
-  std::int64_t bytes;
-  std::function<void()> kernel;
-  std::function<void()> floor;
+/// a = b + 3 c, with streaming stores and with ordinary ones.
+struct Triad {
+  double bytes;
+  std::function<void()> streaming, ordinary;
 };
 
-/// a = b + 3 c, with streaming stores beside ordinary ones.
-inline Case triad_case(const Tensors& tensors) {
+inline Triad make_triad(const Tensors& tensors) {
   const std::int64_t n = tensors.elements;
   float* const a = tensors.data(0);
   const float* const b = tensors.data(1);
@@ -96,48 +77,7 @@ inline Case triad_case(const Tensors& tensors) {
     });
   };
   const auto ordinary = [=] { sweep(n, [=](std::int64_t i) { a[i] = b[i] + 3.0F * c[i]; }); };
-  return {"triad, streaming stores", n * 12, streaming, ordinary};
-}
-
-inline Case adamw_case(const Tensors& tensors, Stream& stream, bool with_parameter) {
-  const std::int64_t n = tensors.elements;
-  const Optimizer& adamw = find_optimizer("adamw");
-  auto kernel = [&tensors, &stream, &adamw, n, with_parameter] {
-    OptimizerScalars scalars =
-        optimizer_scalars(adamw, hyperparameter_values(adamw), /*learning_rate=*/1e-6, /*step=*/1);
-    float gradient_scale = 1.0F;
-    const std::array<TensorView, 2> states{tensors.floats(1), tensors.floats(2)};
-    const OptimizerSegment all{0, n, 0.1F};
-    cpu_kernels().optimizer_step(
-        {.optimizer = &adamw,
-         .master = tensors.floats(0),
-         .gradient = tensors.floats(3),
-         .states = states,
-         .parameter = with_parameter ? tensors.halves(4) : TensorView(),
-         .segments = std::span(&all, 1),
-         .scalars = TensorView(scalars.data(), DType::kFloat32, Shape{kOptimizerScalars}),
-         .gradient_scale = TensorView(&gradient_scale, DType::kFloat32, Shape{1})},
-        stream);
-  };
-  auto floor = [&tensors, n, with_parameter] {
-    float* const p = tensors.data(0);
-    float* const m = tensors.data(1);
-    float* const v = tensors.data(2);
-    const float* const g = tensors.data(3);
-    auto* const out = reinterpret_cast<std::uint16_t*>(tensors.data(4));
-    const auto update = [=](std::int64_t i) {
-      p[i] += g[i];
-      m[i] += g[i];
-      v[i] += g[i];
-    };
-    if (!with_parameter) return sweep(n, update);
-    sweep(n, [=](std::int64_t i) {
-      update(i);
-      out[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(p[i]) >> 16);
-    });
-  };
-  return {with_parameter ? "adamw, bf16 parameter out" : "adamw", n * (with_parameter ? 30 : 28),
-          kernel, floor};
+  return {static_cast<double>(n) * 12, streaming, ordinary};
 }
 
 }  // namespace tessera::bench

@@ -1,4 +1,4 @@
-// What waiting in the host's memory costs: the optimizer's pass there beside the machine's memory
+// The cost of waiting in the host's memory: the optimizer's pass there beside the machine's memory
 // bandwidth, and steps with and without offload, in turns.
 //
 //   offload_bench [--elements N] [--model gpt2-tiny] [--precision bf16] [--strategy full_shard]
@@ -19,6 +19,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/kernel_cases.h"
 #include "support.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
@@ -52,29 +53,30 @@ struct Options {
 nlohmann::ordered_json measure_pass(const Options& options) {
   const TeamLimit threads(options.ranks * options.threads);
   omp_set_num_threads(options.ranks * options.threads);  // of the triad
-  const Tensors tensors(options.elements);
+  KernelLab lab(make_cpu_device(), options.ranks * options.threads, {.shard = options.elements});
   NoStream stream;
-  const Case adamw = adamw_case(tensors, stream, true);
-  const Case triad = triad_case(tensors);
+  const Tensors tensors(lab, options.elements);
+  const PreparedKernel adamw = kernel_case("optimizer_step/adamw/parameter:bf16").prepare(lab);
+  const Triad triad = make_triad(tensors);
   std::vector<double> pass, limit, share;
   for (int round = -1; round < options.rounds; ++round) {
-    const double triads = std::min(seconds_of(triad.kernel), seconds_of(triad.floor));
-    const double seconds = seconds_of(adamw.kernel);
+    const double triads = std::min(seconds_of(triad.streaming), seconds_of(triad.ordinary));
+    const double seconds = seconds_of([&] { adamw.call(stream); });
     if (round < 0) continue;  // to warm up
-    pass.push_back(static_cast<double>(adamw.bytes) / seconds * 1e-9);
-    limit.push_back(static_cast<double>(triad.bytes) / triads * 1e-9);
+    pass.push_back(adamw.bytes / seconds * 1e-9);
+    limit.push_back(triad.bytes / triads * 1e-9);
     share.push_back(pass.back() / limit.back());
   }
   std::printf(
-      "%s, %lld elements, %d threads: %.1f GB/s, %.0f %% (%.0f to %.0f) of the triad's "
+      "adamw, bf16 parameter out, %lld elements, %d threads: %.1f GB/s, %.0f %% (%.0f to %.0f) of "
+      "the triad's "
       "%.1f GB/s; goal: 90 %%\n",
-      adamw.name.c_str(), static_cast<long long>(options.elements), options.ranks * options.threads,
-      median(pass), 100 * median(share), 100 * quantile(share, 0.25), 100 * quantile(share, 0.75),
-      median(limit));
+      static_cast<long long>(options.elements), options.ranks * options.threads, median(pass),
+      100 * median(share), 100 * quantile(share, 0.25), 100 * quantile(share, 0.75), median(limit));
   return {{"pass_gb_per_second", pass}, {"triad_gb_per_second", limit}};
 }
 
-/// What is in the host's memory.
+/// The shares of state in the host's memory.
 struct Variant {
   const char* name;
   double optimizer, parameters;
@@ -85,7 +87,7 @@ constexpr Variant kVariants[] = {{"none", 0.0, 0.0, false},
                                  {"parameters", 1.0, 1.0, false},
                                  {"activations", 0.0, 0.0, true}};
 
-/// Of a step of rank 0.
+/// Times of a step of rank 0.
 struct StepTime {
   double seconds = 0.0;
   double copying = 0.0, exposed = 0.0;

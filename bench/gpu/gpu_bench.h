@@ -5,43 +5,29 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <initializer_list>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/kernel_cases.h"
 #include "support.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
-#include "tessera/core/memory.h"
-#include "tessera/core/tensor.h"
-#include "tessera/kernels/kernel_table.h"
 
 // Times kernels as training launches them, one behind the other in a CUDA graph, and from memory:
 // launches go round over so many sets of operands that none finds its own in the L2 cache.
 namespace tessera::bench {
 
-/// What a launch must move at the least, each byte counted once.
-struct Traffic {
-  double bytes = 0.0;
-
-  Traffic() = default;
-  Traffic(std::initializer_list<const Tensor*> read, std::initializer_list<const Tensor*> written) {
-    for (const auto& tensors : {read, written}) {
-      for (const Tensor* tensor : tensors) bytes += static_cast<double>(tensor->view().bytes());
-    }
-  }
-};
-
-/// Of one operation.
+/// The time of one operation.
 struct Measurement {
   std::string name;
   double seconds = 0.0, bytes = 0.0, flops = 0.0;
   double launches = 0.0;  ///< kernels, and copies between them
 };
 
-/// Of launches one behind the other for some seconds.
+/// Launches one behind the other for some seconds.
 struct Sustained {
   double seconds = 0.0;  ///< on the GPU
   double launches = 0.0;
@@ -50,8 +36,8 @@ struct Sustained {
 
 class GpuBench {
  public:
-  GpuBench() : device_(make_cuda_device()), memory_(*device_), made_(device_->create_stream({})) {
-    stream_ = dynamic_cast<CudaStream*>(made_.get());
+  explicit GpuBench(const KernelSizes& sizes)
+      : lab_(make_cuda_device(), 1, sizes), stream_(dynamic_cast<CudaStream*>(&lab_.stream())) {
     require(stream_ != nullptr, ErrorCode::kInternal, "a CUDA device's stream is no CudaStream");
     check(cudaEventCreate(&begin_), "cudaEventCreate");
     check(cudaEventCreate(&end_), "cudaEventCreate");
@@ -68,65 +54,24 @@ class GpuBench {
   GpuBench(const GpuBench&) = delete;
   GpuBench& operator=(const GpuBench&) = delete;
 
-  const KernelTable& kernels() const { return device_->kernels(); }
+  KernelLab& lab() { return lab_; }
   CudaStream& stream() { return *stream_; }
 
-  /// Normal random numbers, as fp32 or bf16; another dtype is left as allocated.
-  Tensor random(Shape shape, DType dtype, float stddev = 1.0F) {
-    Tensor result = empty(shape, dtype);
-    if (dtype == DType::kFloat32) fill_random(result, stddev);
-    if (dtype == DType::kBFloat16) {
-      const Tensor wide = empty(shape, DType::kFloat32);
-      fill_random(wide, stddev);
-      kernels().cast({.src = wide.view().flat(), .dst = result.view().flat()}, *stream_);
-      stream_->synchronize();
-    }
-    return result;
-  }
-  /// Pinned.
-  Buffer on_host(std::int64_t bytes) {
-    return memory_.allocate(bytes, MemoryCategory::kWorkspace, "a benchmark", Tier::kHost);
-  }
-  Tensor constant(Shape shape, DType dtype, float value) {
-    Tensor result = empty(shape, dtype);
-    kernels().fill({.dst = result.view().flat(), .value = value}, *stream_);
-    return result;
-  }
-  /// Numbers below `limit`, each once, in no order that a cache could use.
-  Tensor tokens(Shape shape, std::int32_t limit) {
-    constexpr std::int64_t kStride = 31337;  // prime
-    require(shape.numel() <= limit && limit % kStride != 0, ErrorCode::kInvalidArgument,
-            "there are no ", shape.numel(), " different tokens below ", limit);
-    Tensor result = empty(shape, DType::kInt32);
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
-    std::int64_t next = 0;
-    for (std::int32_t& id : ids) {
-      id = static_cast<std::int32_t>(next);
-      next = (next + kStride) % limit;
-    }
-    stream_->copy(result.view().data, ids.data(), ids.size() * sizeof(ids[0]));
-    stream_->synchronize();
-    return result;
-  }
-
-  /// Median over rounds of the mean time of an operation. `Operands` is made from this bench, tells
-  /// its traffic() and enqueues the operation with launch(bench).
-  template <typename Operands>
-  void measure(const std::string& name, double flops = 0.0) {
-    std::vector<std::unique_ptr<Operands>> sets;
-    std::int64_t taken = 0;
+  /// Median over rounds of the mean time of a kernel, each with operands of its own from `prepare`.
+  void measure(const std::string& name, const std::function<PreparedKernel(KernelLab&)>& prepare) {
+    std::vector<PreparedKernel> sets;
+    const auto allocated = [this] { return lab_.memory().current()[MemoryCategory::kWorkspace]; };
+    const std::int64_t before = allocated();
     do {
-      const std::int64_t before = allocated_;
-      sets.push_back(std::make_unique<Operands>(*this));
-      taken += allocated_ - before;
-    } while (taken < kTimesL2 * l2_bytes_);
-    for (const auto& set : sets) set->launch(*this);  // plans, scratch
+      sets.push_back(prepare(lab_));
+    } while (allocated() - before < kTimesL2 * l2_bytes_);
+    for (const PreparedKernel& set : sets) set.call(*stream_);  // plans, scratch
     stream_->synchronize();
 
     const int times = std::max(kTimes, static_cast<int>(sets.size()));
     stream_->begin_capture();
     for (int i = 0; i < times; ++i) {
-      sets[static_cast<std::size_t>(i) % sets.size()]->launch(*this);
+      sets[static_cast<std::size_t>(i) % sets.size()].call(*stream_);
     }
     const double launches = static_cast<double>(captured_nodes()) / times;
     const std::unique_ptr<CudaGraph> graph = stream_->end_capture(nullptr);
@@ -142,8 +87,8 @@ class GpuBench {
     }
     results_.push_back({.name = name,
                         .seconds = median(rounds),
-                        .bytes = sets.front()->traffic().bytes,
-                        .flops = flops,
+                        .bytes = sets.front().bytes,
+                        .flops = sets.front().flops,
                         .launches = launches});
   }
   const std::vector<Measurement>& results() const { return results_; }
@@ -185,7 +130,7 @@ class GpuBench {
   static void check(cudaError_t status, const char* call) {
     require(status == cudaSuccess, ErrorCode::kInternal, call, ": ", cudaGetErrorString(status));
   }
-  /// Of the graph that the stream is being captured into.
+  /// Nodes of the graph that the stream is being captured into.
   std::size_t captured_nodes() const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cudaGraph_t graph = nullptr;
@@ -195,23 +140,10 @@ class GpuBench {
     check(cudaGraphGetNodes(graph, nullptr, &nodes), "cudaGraphGetNodes");
     return nodes;
   }
-  Tensor empty(const Shape& shape, DType dtype) {
-    Tensor result = Tensor::empty(memory_, shape, dtype, MemoryCategory::kWorkspace, "operand");
-    allocated_ += result.view().bytes();
-    return result;
-  }
-  void fill_random(const Tensor& tensor, float stddev) {
-    kernels().fill_normal({.dst = tensor.view().flat(), .stddev = stddev, .key = {1, ++filled_}},
-                          *stream_);
-  }
-
-  std::unique_ptr<CudaDevice> device_;
-  Memory memory_;
-  std::unique_ptr<Stream> made_;
-  CudaStream* stream_ = nullptr;
+  KernelLab lab_;
+  CudaStream* const stream_;
   cudaEvent_t begin_ = nullptr, end_ = nullptr, earlier_end_ = nullptr;
-  std::int64_t l2_bytes_ = 0, allocated_ = 0;
-  std::uint64_t filled_ = 0;
+  std::int64_t l2_bytes_ = 0;
   std::vector<Measurement> results_;
 };
 

@@ -57,7 +57,7 @@ TEST_F(SimulateCommand, SweepsSettingsAndMarksWhatNothingBeats) {
       simulate({"--sweep", "strategy=no_shard,full_shard replicas=0,3"});
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_THAT(table.err, HasSubstr("note: left out no_shard, 3; full_shard, 3: "));
-  EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s/rank"), HasSubstr("best")));
+  EXPECT_THAT(table.out, AllOf(HasSubstr("tokens/s"), HasSubstr("/rank"), HasSubstr("best")));
 }
 
 /// Without the line breaks of a paragraph.
@@ -115,6 +115,27 @@ TEST_F(SimulateCommand, SweepsPrintWhatIsFixedAndWriteCsv) {
   EXPECT_THAT(csv.out, AllOf(testing::StartsWith("precision,ranks,accumulate,"),
                              HasSubstr(",strategy,micro_batch,"), HasSubstr(",full_mfu,"),
                              HasSubstr("\nbf16,8,1,1024,full,"), HasSubstr(",full_shard,4,")));
+}
+
+TEST_F(SimulateCommand, ATableOfASweepFitsATerminal) {
+  const auto widest = [](const std::string& text) {
+    std::istringstream lines(text);
+    std::size_t most = 0;
+    for (std::string line; std::getline(lines, line);) most = std::max(most, line.size());
+    return most;
+  };
+  const test::ProgramResult few = simulate({"--sweep", "strategy=zero2,full_shard"});
+  EXPECT_EQ(few.exit_code, 0) << few.err;
+  EXPECT_LE(widest(few.out), 80U) << few.out;
+  EXPECT_THAT(few.out, Not(HasSubstr("without room")));
+  const test::ProgramResult many =
+      simulate({"--accumulate", "8", "--sweep",
+                "pipeline=1,2 pipeline-schedule=1f1b,zb-h1 strategy=full_shard micro-batch=1,2 "
+                "recompute=none,selective"});
+  EXPECT_EQ(many.exit_code, 0) << many.err;
+  EXPECT_LE(widest(many.out), 80U) << many.out;
+  EXPECT_THAT(in_one_line(many.out),
+              AllOf(HasSubstr("Columns without room: full"), HasSubstr("--format csv prints all")));
 }
 
 TEST_F(SimulateCommand, StagesOfAPipelineAreAnAxisAndHaveAPicture) {

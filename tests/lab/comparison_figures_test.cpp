@@ -66,6 +66,7 @@ TEST(ComparisonFigures, WhatIsNotMeasuredIsPredicted) {
   EXPECT_EQ(shown_step_time(cell)->value, 4.0);
   EXPECT_FALSE(shown_step_time(cell)->half_width);
   EXPECT_EQ(shown_exposed(cell), 0.5);
+  EXPECT_EQ(exposed_share(cell), 0.125);
   EXPECT_EQ(shown_communication(cell), 0.75);
   EXPECT_EQ(shown_peak(cell).total, 7);
   EXPECT_EQ(shown_device_bytes(cell), 10);
@@ -75,6 +76,18 @@ TEST(ComparisonFigures, WhatIsNotMeasuredIsPredicted) {
   EXPECT_FALSE(shown_exposed(cell));
   EXPECT_EQ(shown_peak(cell).total, 8);
   EXPECT_EQ(shown_device_bytes(cell), 11);
+}
+
+TEST(ComparisonFigures, MessagesAndBubblesAreSharesOfTheSimulatedStep) {
+  ComparedCell cell{.settings = {{"pipeline", "2"}}, .runs = {run_of({2.0})}};
+  cell.predicted = CellPrediction{.time = SimulatedTime{.step_seconds = 4.0,
+                                                        .exposed_message_seconds = 1.0,
+                                                        .bubble_seconds = 2.0}};
+  EXPECT_EQ(message_share(cell), 0.25);
+  EXPECT_EQ(bubble_share(cell), 0.5);
+  EXPECT_FALSE(exposed_share(cell));  // it has run, and not timed its communication
+  cell.settings = {{"pipeline", "1"}};
+  EXPECT_FALSE(message_share(cell));
 }
 
 TEST(ComparisonFigures, CellsWithTheSameBitsHaveALetter) {

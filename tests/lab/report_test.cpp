@@ -76,6 +76,8 @@ TEST(Report, ShowsMeasuredBesidePredicted) {
   EXPECT_THAT(figure_of(page, "step-time"), HasSubstr(">111 ± 19.1 ms, simulated 90.0 ms<"));
   EXPECT_THAT(figure_of(page, "traffic"), HasSubstr("<td>700000 (3)</td><td>300000 (2)</td>"));
   EXPECT_THAT(figure_of(page, "communication"), HasSubstr(">2.00 of 10.0 ms<"));
+  EXPECT_THAT(page, HasSubstr(">exposed %<"));
+  EXPECT_THAT(page, HasSubstr("<td>1.79</td>"));  // 2.00 of 111.5 ms
   EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">no_shard, 2 ranks, simulated<"));
   EXPECT_THAT(figure_of(page, "timeline"), HasSubstr(">zero1, 2 ranks, measured<"));
 }

@@ -63,9 +63,25 @@ const std::array<AxisWords, 7> kAxisWords{
      {"pipeline", "pipeline ", "", ""},
      {"virtual_stages", "", " stage on each", " stages on each"}}};
 
+constexpr const char* kMeasured =
+    "A step time is the mean over a cell's repeats of each run's median step, the untimed first "
+    "steps left out; +/- is half of its 95 % confidence interval (Student's t over the repeats). "
+    "Memory is what a rank needs of its device: rank 0's peak, and on a GPU what is beside the "
+    "plan. Cells with the same letter under bits have bit-identical losses and "
+    "parameters. Best: the Pareto front: nothing else is both smaller and faster, by tokens per "
+    "second and rank.";
+constexpr const char* kPredicted =
+    "Nothing has run: all is predicted. Memory is what a rank needs of its device, with what a GPU "
+    "takes beside the plan. Best: the Pareto front: nothing else is both smaller and faster, by "
+    "tokens per second and rank.";
+constexpr const char* kOfPipelines =
+    " Messages: the share of a step in which a stage only sends or receives; bubble: in which it "
+    "waits for other stages. Both are simulated, and means over the stages.";
+
 }  // namespace
 
 std::string method_of(const Comparison& comparison) {
+<<<<<<< HEAD
   const std::string trust = comparison.profile.empty()
                                 ? ""
                                 : concat(" Simulated times are of the profile ", comparison.profile,
@@ -79,6 +95,17 @@ std::string method_of(const Comparison& comparison) {
           ? " +/-: nine of ten measured steps are expected within it; ~: whether a cell is on the "
             "front is open, since another one that needs no more memory may be as fast."
           : "");
+=======
+  std::string text = comparison.repeats > 0 ? kMeasured : kPredicted;
+  if (!comparison.profile.empty()) {
+    text += concat(" Simulated times are of the profile ", comparison.profile, "; trust them as ",
+                   trust_in(comparison.profile), ".");
+  }
+  text += " Exposed: the share of a step in which only communication runs.";
+  const bool has_stages = std::ranges::any_of(
+      comparison.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); });
+  return has_stages ? text + kOfPipelines : text;
+>>>>>>> 9a7c9ae6be14af7d761726e8ce2da91cece2dcb8
 }
 
 std::vector<MissingCells> missing_cells(const Comparison& comparison) {
@@ -145,6 +172,13 @@ std::optional<double> shown_exposed(const ComparedCell& cell) {
   return cell.predicted->time->exposed_seconds;
 }
 
+std::optional<double> exposed_share(const ComparedCell& cell) {
+  const std::optional<double> exposed = shown_exposed(cell);
+  const std::optional<Estimate> time = shown_step_time(cell);
+  if (!exposed || !time) return std::nullopt;
+  return *exposed / time->value;
+}
+
 std::optional<double> shown_communication(const ComparedCell& cell) {
   if (!cell.runs.empty()) return communication_seconds(cell);
   if (!cell.predicted || !cell.predicted->time) return std::nullopt;
@@ -179,9 +213,9 @@ std::optional<double> bubble_share(const ComparedCell& cell) {
   return cell.predicted->time->bubble_seconds / cell.predicted->time->step_seconds;
 }
 
-std::optional<double> exposed_messages(const ComparedCell& cell) {
+std::optional<double> message_share(const ComparedCell& cell) {
   if (!cell.predicted || !cell.predicted->time || pipeline_ranks(cell) == 1) return std::nullopt;
-  return cell.predicted->time->exposed_message_seconds;
+  return cell.predicted->time->exposed_message_seconds / cell.predicted->time->step_seconds;
 }
 
 std::string cell_label(const Comparison& comparison, const ComparedCell& cell) {

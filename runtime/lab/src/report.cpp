@@ -16,17 +16,19 @@ namespace {
 std::vector<std::string> summary_row(const Comparison& comparison, const ComparedCell& cell,
                                      const std::string& group, FrontPlace place) {
   const std::optional<Estimate> time = step_time(cell);
-  const std::optional<double> bubble = bubble_share(cell);
   const std::optional<Estimate> simulated = simulated_step_time(cell);
+  const auto percents = [](const std::optional<double>& share) {
+    return share ? short_number(100.0 * *share) : "-";
+  };
   return {cell_label(comparison, cell),
           std::string(to_string(cell.state)),
           milliseconds(time ? std::optional(time->value) : std::nullopt),
           milliseconds(time ? time->half_width : std::nullopt),
           milliseconds(simulated ? std::optional(simulated->value) : std::nullopt),
           milliseconds(simulated ? simulated->half_width : std::nullopt),
-          milliseconds(shown_exposed(cell)),
-          milliseconds(exposed_messages(cell)),
-          bubble ? concat(short_number(100.0 * *bubble), " %") : "-",
+          percents(exposed_share(cell)),
+          percents(message_share(cell)),
+          percents(bubble_share(cell)),
           cell.runs.empty() ? "-" : format_bytes(cell.runs.front().peak.total),
           cell.predicted ? format_bytes(cell.predicted->peak.total) : "-",
           cell.predicted ? format_bytes(shown_device_bytes(cell)) : "-",
@@ -60,7 +62,7 @@ std::string missing_list(const Comparison& comparison) {
 std::string summary(const Comparison& comparison) {
   Table table{.caption = "All cells",
               .header = {"cell", "state", "ms per step", "+/-", "simulated ms", "+/- simulated",
-                         "exposed ms", "messages ms", "bubble", "peak", "predicted peak",
+                         "exposed %", "messages %", "bubble %", "peak", "predicted peak",
                          "device memory", "bits", "best"}};
   const std::vector<std::string> groups = bit_groups(comparison);
   const std::vector<FrontPlace> places = front_places(comparison);
@@ -72,13 +74,10 @@ std::string summary(const Comparison& comparison) {
   const bool any_done = std::ranges::any_of(comparison.cells, [](const ComparedCell& cell) {
     return cell.state == CellState::kDone || cell.state == CellState::kPredicted;
   });
-  const bool has_pipeline = std::ranges::any_of(
-      comparison.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); });
   return concat(
       "<section id=\"cells\" aria-labelledby=\"cells-name\"><h2 id=\"cells-name\">"
       "All cells</h2>\n<p>",
-      escaped(method_of(comparison)), has_pipeline ? " " : "",
-      has_pipeline ? escaped(kPipelineMethod) : "", "</p>\n",
+      escaped(method_of(comparison)), "</p>\n",
       any_done ? "" : "<p class=\"empty\">No cell is done; the list says why.</p>\n",
       to_html(table), missing_list(comparison), "</section>\n");
 }

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "bench/kernel_operands.h"
 #include "settings/gpt_choice.h"
-#include "tessera/core/error.h"
 #include "tessera/lab/kernel_calls.h"
 #include "tessera/model/gpt.h"
 #include "tessera/trainer/training_plan.h"
@@ -25,22 +25,16 @@ std::string name_of(const GemmArgs& args) {
 
 /// The recorded operands have no memory: new ones of the same shapes and strides.
 PreparedKernel prepare(KernelLab& lab, GemmArgs args) {
-  std::vector<Tensor> operands;
+  Operands o{lab};
   for (TensorView* view : {&args.a, &args.b, &args.c, &args.bias, &args.residual, &args.gelu_input,
                            &args.gelu_backward_input, &args.bias_gradient}) {
     if (!*view) continue;
     Shape shape = view->shape;
     const std::int64_t columns = shape[shape.rank() - 1];
     if (shape.rank() == 2) shape = {shape[0], view->strides[0]};
-    operands.push_back(lab.random(shape, view->dtype));
-    *view = operands.back().view().narrow(shape.rank() - 1, 0, columns);
+    *view = o.random(shape, view->dtype).narrow(shape.rank() - 1, 0, columns);
   }
-  const std::int64_t depth = args.a.shape[args.transpose_a ? 0 : 1];
-  const double bytes = bytes_of({args.a, args.b, args.c}) + gemm_epilogue_bytes(args);
-  return {.call = [operands, args, &lab](Stream& stream) { lab.kernels().gemm(args, stream); },
-          .bytes = bytes,
-          .flops = 2.0 * static_cast<double>(args.c.numel() * depth),
-          .dtype = args.a.dtype};
+  return counted_call(o, &KernelTable::gemm, args);
 }
 
 }  // namespace

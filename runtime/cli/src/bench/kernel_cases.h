@@ -8,6 +8,8 @@
 
 namespace tessera::bench {
 
+inline constexpr std::int64_t kVocabulary = 50257, kVocabularyStride = 50304;
+
 /// A kernel with its operands, ready to be called again and again.
 struct PreparedKernel {
   std::function<void(Stream&)> call;
@@ -17,15 +19,17 @@ struct PreparedKernel {
   double written = 0.0;           ///< of `bytes`, where most are: then stores bound it
 };
 
-/// A kernel of the table with operands of one size and type. The name begins with the kernel's name
-/// in KernelTable and '/': "gelu_forward/bf16".
+/// A kernel of the table with operands of a lab's sizes and one type. The name begins with the
+/// kernel's name in KernelTable and '/': "gelu_forward/bf16".
 struct KernelCase {
   std::string name;
   std::function<PreparedKernel(KernelLab&)> prepare;
 };
 
-/// Every kernel of the table, forward and backward, in fp32, bf16 and fp16, at the sizes of GPT-2
-/// 124M with 1024 tokens; GEMMs are those of a step of one block and the head.
+/// Every kernel of the table, forward and backward, in fp32, bf16 and fp16; GEMMs are those of a
+/// step of GPT-2 124M's block and head. All programs that time kernels have them from here.
 std::vector<KernelCase> kernel_cases();
+/// The one of this name.
+KernelCase kernel_case(const std::string& name);
 
 }  // namespace tessera::bench

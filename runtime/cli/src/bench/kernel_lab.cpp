@@ -82,9 +82,10 @@ double bytes_of(std::initializer_list<TensorView> views) {
   return sum;
 }
 
-KernelLab::KernelLab(std::unique_ptr<Device> device, int threads)
+KernelLab::KernelLab(std::unique_ptr<Device> device, int threads, const KernelSizes& sizes)
     : device_(std::move(device)),
       threads_(threads),
+      sizes_(sizes),
       kernels_(kernels_for(*device_)),
       memory_(*device_),
       stream_(device_->create_stream({.name = "kernels", .threads = threads})) {}

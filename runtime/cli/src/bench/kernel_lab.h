@@ -12,6 +12,14 @@
 
 namespace tessera::bench {
 
+/// The sizes of kernels' operands; by default those of GPT-2 124M with 1024 tokens.
+struct KernelSizes {
+  std::int64_t batch = 1, length = 1024, channels = 768, heads = 12;
+  std::int64_t loss_rows = 256;                ///< the head runs in chunks
+  std::int64_t shard = std::int64_t{8} << 20;  ///< elements of a flat shard
+  std::int64_t tokens() const { return batch * length; }
+};
+
 /// Bytes of the views that are there.
 double bytes_of(std::initializer_list<TensorView> views);
 
@@ -19,14 +27,16 @@ double bytes_of(std::initializer_list<TensorView> views);
 class KernelLab {
  public:
   /// `threads`: of kernels on a CPU.
-  KernelLab(std::unique_ptr<Device> device, int threads);
+  KernelLab(std::unique_ptr<Device> device, int threads, const KernelSizes& sizes = {});
   KernelLab(const KernelLab&) = delete;
   KernelLab& operator=(const KernelLab&) = delete;
 
   bool on_gpu() const { return device_->kind() == DeviceKind::kCuda; }
   int threads() const { return threads_; }
+  const KernelSizes& sizes() const { return sizes_; }
   const KernelTable& kernels() const { return kernels_; }
   Stream& stream() { return *stream_; }
+  Memory& memory() { return memory_; }
 
   Tensor empty(const Shape& shape, DType dtype);
   /// Normal numbers, fp32, bf16 or fp16.
@@ -59,6 +69,7 @@ class KernelLab {
 
   const std::unique_ptr<Device> device_;
   const int threads_;
+  const KernelSizes sizes_;
   const KernelTable& kernels_;
   Memory memory_;
   const std::unique_ptr<Stream> stream_;

@@ -35,16 +35,17 @@ std::string state_of(const Comparison& results, const ComparedCell& cell, FrontP
 Row figures(const Comparison& results, const ComparedCell& cell, const std::string& group,
             FrontPlace place) {
   const std::optional<Estimate> time = shown_step_time(cell);
-  const std::optional<double> exposed = shown_exposed(cell);
-  const std::optional<double> bubble = bubble_share(cell), messages = exposed_messages(cell);
+  const auto percents = [](const std::optional<double>& share) {
+    return share ? fixed(100.0 * *share, 1) : "-";
+  };
   const auto tokens = static_cast<double>(cell.tokens_per_step);
   return {time ? three_digits(time->value * 1e3) : "-",
           time && time->half_width ? three_digits(*time->half_width * 1e3) : "-",
           time ? with_prefix(tokens / time->value) : "-",
           format_bytes(shown_device_bytes(cell)),
-          exposed && time ? fixed(100.0 * *exposed / time->value, 1) : "-",
-          messages && time ? fixed(100.0 * *messages / time->value, 1) : "-",
-          bubble ? fixed(100.0 * *bubble, 1) : "-",
+          percents(exposed_share(cell)),
+          percents(message_share(cell)),
+          percents(bubble_share(cell)),
           group.empty() ? "-" : group,
           state_of(results, cell, place)};
 }
@@ -98,16 +99,7 @@ void print_table(std::ostream& out, const Comparison& results) {
   }
   table.print(out);
   out << "\n";
-  print_paragraph(out, concat(method_of(results),
-                              " Exposed: the share of a step in which only communication runs."));
-  if (std::ranges::any_of(
-          results.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); })) {
-    print_paragraph(
-        out,
-        "Messages: the share of a step in which a stage only sends or receives; bubble: "
-        "in which it waits for other stages. Both are simulated, and means over the "
-        "stages.");
-  }
+  print_paragraph(out, method_of(results));
   for (const MissingCells& missing : missing_cells(results)) {
     print_paragraph(out, concat(to_string(missing.state), ": ", missing.cells, ": ", missing.why),
                     2);

@@ -16,6 +16,7 @@
 #include "simulate/simulated_run.h"
 #include "simulate/simulated_sweep.h"
 #include "simulate/simulation_check.h"
+#include "simulate/sweep_table.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/profile_trust.h"
 #include "tessera/lab/simulate_step.h"
@@ -83,11 +84,11 @@ std::string percents(double share) { return fixed(100.0 * share, 1); }
 /// Where the time of each stage goes, and a picture of it.
 void print_stages(std::ostream& out, const SimulatedCell& cell) {
   const double seconds = cell.step.seconds;
-  TextTable table({"pipeline rank", "busy, %", "exposed, ms", "messages, ms", "bubble, %"});
+  TextTable table({"pipeline rank", "busy %", "exposed %", "messages %", "bubble %"});
   for (std::size_t rank = 0; rank < cell.step.stages.size(); ++rank) {
     const StageTime& time = cell.step.stages[rank];
-    table.add({concat(rank), percents(time.compute / seconds), in_ms(time.exposed),
-               in_ms(time.exposed_messages), percents(time.bubble / seconds)});
+    table.add({concat(rank), percents(time.compute / seconds), percents(time.exposed / seconds),
+               percents(time.exposed_messages / seconds), percents(time.bubble / seconds)});
   }
   table.print(out);
   out << "\n";
@@ -155,7 +156,7 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
   }
   out << "\n";
   if (cell.step.stages.size() > 1) print_stages(out, cell);
-  TextTable lanes({"lane", "busy, ms", "exposed, ms"});
+  TextTable lanes({"lane", "busy ms", "exposed ms"});
   for (const Lane lane : kAllLanes) {
     if (cell.step.of(lane).busy <= 0.0) continue;
     lanes.add(
@@ -184,57 +185,11 @@ std::string fixed_in_words(const std::vector<NamedText>& settings) {
 
 void print_sweep(std::ostream& out, const Config& config, const std::vector<Swept>& sweep,
                  const std::vector<SimulatedCell>& cells, const HardwareProfile& profile) {
-  std::vector<std::string> heading;
-  for (const Swept& swept : sweep) heading.push_back(swept.name);
-  heading.emplace_back("mesh");
-  const bool has_stages = std::ranges::any_of(
-      cells, [](const SimulatedCell& cell) { return cell.step.stages.size() > 1; });
-  for (const char* column : {"step, ms", "tokens/s/rank", "MFU, %", "full, %", "exposed, %"}) {
-    heading.emplace_back(column);
-  }
-  if (has_stages) heading.insert(heading.end(), {"messages, %", "bubble, %"});
-  heading.insert(heading.end(), {"memory", ""});
-  TextTable table(heading);
-  for (const SimulatedCell& cell : cells) {
-    std::vector<std::string> row = cell.values;
-    const Mesh mesh = mesh_of(cell.plan().options);
-    const bool fits = static_cast<double>(cell.memory) <= profile.memory_bytes.value;
-    row.insert(
-        row.end(),
-        {describe_mesh(mesh, has_stages), in_ms(cell.step.seconds),
-         with_prefix(cell.tokens_per_second() / static_cast<double>(cell.plan().options.ranks)),
-         cell.mfu > 0.0 ? percents(cell.mfu) : "-", cell.mfu > 0.0 ? percents(cell.full_mfu) : "-",
-         percents(cell.step.communication.exposed / cell.step.seconds)});
-    if (has_stages) {
-      row.insert(row.end(), {percents(cell.step.exposed_messages() / cell.step.seconds),
-                             percents(cell.step.bubble() / cell.step.seconds)});
-    }
-    row.insert(row.end(), {format_bytes(cell.memory),
-                           !fits ? std::string("too much")
-                                 : concat(cell.is_best ? "best" : "", cell.is_open ? "~" : "")});
-    table.add(std::move(row));
-  }
-  const bool has_open = std::ranges::any_of(cells, &SimulatedCell::is_open);
   out << describe_model(cells.front().plan()) << "\n";
   print_paragraph(out, concat("profile ", profile.name, ": ", trust_in(profile.name)), 2);
   print_paragraph(out, "fixed: " + fixed_in_words(fixed_settings(config, sweep, cells)), 2);
   out << "\n";
-  table.print(out);
-  out << "\n";
-  print_paragraph(
-      out,
-      concat(
-          has_stages ? "mesh: stages x replicas x ranks that share one; exposed, messages: the "
-                       "shares of a step in which a stage only runs collectives, or sends and "
-                       "receives, bubble: in which it waits for others."
-                     : "mesh: replicas x ranks that share one; exposed: the share of a step in "
-                       "which only communication runs.",
-          " MFU counts attention's causal half, full all of it, as PaLM and torchtitan do. best: "
-          "the Pareto front: nothing else is both smaller and faster, by tokens per second and "
-          "rank; memory is of one device, with what it takes beside the plan.",
-          has_open ? " ~: its time and that of a cell which needs no more memory cannot be told "
-                     "apart by the intervals."
-                   : ""));
+  print_sweep_table(out, sweep, cells, profile);
 }
 
 int run_simulate(const Config& config) {

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/core/quantile.h"
@@ -18,20 +17,7 @@ struct Estimate {
   std::optional<double> half_width{};
 };
 
-inline constexpr std::string_view kMethod =
-    "A step time is the mean over a cell's repeats of each run's median step, the untimed first "
-    "steps left out; +/- is half of its 95 % confidence interval (Student's t over the repeats). "
-    "Memory is what a rank needs of its device: rank 0's peak, and on a GPU what is beside the "
-    "plan. Cells with the same letter under bits have bit-identical losses and "
-    "parameters. Best: the Pareto front: nothing else is both smaller and faster, by tokens per "
-    "second and rank.";
-
-inline constexpr std::string_view kPipelineMethod =
-    "Messages: milliseconds of a step in which a stage only sends or receives; bubble: the share "
-    "of "
-    "a step in which it waits for other stages. Both are simulated, and means over the stages.";
-
-/// kMethod, or how predictions were made where nothing runs; and how far to trust simulated times.
+/// How the figures of tables came about, their units, and how far to trust simulated times.
 std::string method_of(const Comparison& comparison);
 
 /// Why cells have failed or are impossible: cells with the same reason stand together.
@@ -55,6 +41,7 @@ std::optional<Estimate> shown_step_time(const ComparedCell& cell);
 /// The predicted step, with its interval if it has one; nothing: none was predicted.
 std::optional<Estimate> simulated_step_time(const ComparedCell& cell);
 std::optional<double> shown_exposed(const ComparedCell& cell);
+std::optional<double> exposed_share(const ComparedCell& cell);  ///< of the step time
 std::optional<double> shown_communication(const ComparedCell& cell);
 MemoryPeak shown_peak(const ComparedCell& cell);
 /// The memory that a rank must have of its device: that peak, and a GPU's items beside the plan.
@@ -63,10 +50,10 @@ Traffic shown_traffic(const ComparedCell& cell);
 
 /// How many pipeline ranks a cell has.
 std::int64_t pipeline_ranks(const ComparedCell& cell);
-// Predicted, of a cell with several: the share of a step in which a rank waits for other stages,
-// and the seconds in which only messages run, means over the stages. See StageTime.
+// Predicted, of a cell with several: the shares of a step in which a rank waits for other stages,
+// and in which only messages run, means over the stages. See StageTime.
 std::optional<double> bubble_share(const ComparedCell& cell);
-std::optional<double> exposed_messages(const ComparedCell& cell);
+std::optional<double> message_share(const ComparedCell& cell);
 
 /// "zero1, 2 ranks, bf16": the values of the axes.
 std::string cell_label(const Comparison& comparison, const ComparedCell& cell);
