@@ -142,6 +142,13 @@ KernelCall mean_rows_forward(const MeanRowsForwardArgs& a) {
 KernelCall mean_rows_backward(const MeanRowsBackwardArgs& a) {
   return noted("mean_rows_backward", a.dx, bytes_of({&a.dy, &a.dx}));
 }
+KernelCall amax(const AmaxArgs& a) { return noted("amax", a.x, bytes_of({&a.x})); }
+KernelCall fp8_encode(const Fp8EncodeArgs& a) {
+  return noted("fp8_encode", a.x, bytes_of({&a.x, &a.codes}));
+}
+KernelCall fp8_decode(const Fp8DecodeArgs& a) {
+  return noted("fp8_decode", a.y, bytes_of({&a.codes, &a.y}));
+}
 KernelCall fill(const FillArgs& a) { return noted("fill", a.dst, bytes_of({&a.dst})); }
 
 /// The one kernel of an action that is no pass.
@@ -244,6 +251,9 @@ KernelTable recording_kernels(std::function<void(KernelCall)> take) {
   table.softmax_backward = noting(softmax_backward);
   table.mean_rows_forward = noting(mean_rows_forward);
   table.mean_rows_backward = noting(mean_rows_backward);
+  table.amax = noting(amax);
+  table.fp8_encode = noting(fp8_encode);
+  table.fp8_decode = noting(fp8_decode);
   table.fill = noting(fill);
   return table;
 }
