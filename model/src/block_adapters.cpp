@@ -35,6 +35,7 @@ void quantize(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
 }  // namespace
 
 BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
+  for (ParameterSpec& spec : parameters) spec.fp8 = spec.shape.rank() == 2;
   freeze(config, parameters);
   quantize(config, parameters);
   const std::size_t own = parameters.size();

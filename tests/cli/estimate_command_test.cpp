@@ -197,8 +197,8 @@ TEST_F(EstimateCommand, LimitsAndWordsAreThoseOfTraining) {
     EXPECT_LT(result.err.size(), 200U);
     return result.err;
   };
-  EXPECT_THAT(error({"--precision", "fp8"}),
-              AllOf(HasSubstr("--precision"), HasSubstr("fp32"), Not(HasSubstr("fp64"))));
+  EXPECT_THAT(error({"--precision", "fp64"}),
+              AllOf(HasSubstr("--precision"), HasSubstr("fp32"), HasSubstr("fp8")));
   EXPECT_THAT(error({"--ranks", "100000000"}), HasSubstr("--ranks"));
   EXPECT_THAT(error({"--ranks", "0"}), HasSubstr("--ranks"));
   EXPECT_THAT(error({"--micro-batch", "0"}), HasSubstr("--micro-batch"));

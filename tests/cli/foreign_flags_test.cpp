@@ -242,7 +242,7 @@ TEST_F(ForeignFlags, AreGivenOnceAndTheirValuesAreChecked) {
               HasSubstr("--lr is --learning-rate here, which another flag gives otherwise"));
   EXPECT_THAT(error_of(train({"--lr", "fast"})), HasSubstr("--learning-rate: 'fast' is not a"));
   EXPECT_THAT(error_of(train({"--bf16", "maybe"})), HasSubstr("--bf16: 'maybe' is not true or"));
-  EXPECT_THAT(error_of(train({"--mixed_precision", "fp8"})), HasSubstr("--precision: "));
+  EXPECT_THAT(error_of(train({"--mixed_precision", "fp4"})), HasSubstr("--precision: "));
   EXPECT_THAT(error_of(train({"--fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"})),
               HasSubstr("--wrap size:N here"));
   EXPECT_THAT(error_of(train({"--lr"})), HasSubstr("--lr needs a value"));
@@ -304,8 +304,8 @@ TEST_F(ForeignFlags, LaunchHandsOnWhatTheLaunchedCommandTakes) {
   EXPECT_EQ(run_line["strategy"], "zero2");
   EXPECT_EQ(run_line["check_collectives"], true);
   EXPECT_EQ(run_line["device"], "cpu");
-  EXPECT_THAT(error_of(run({"launch", "--precision", "fp8", "--", "train"})),
-              HasSubstr("--precision: unknown value 'fp8'"));
+  EXPECT_THAT(error_of(run({"launch", "--precision", "fp4", "--", "train"})),
+              HasSubstr("--precision: unknown value 'fp4'"));
 }
 
 TEST_F(ForeignFlags, EveryFlagOfAcceleratesLauncherIsAnswered) {

@@ -128,6 +128,10 @@ const std::map<std::string, Other> kOthers{
     {"recompute", {"full"}},
     {"precision", {"bf16"}},
     {"reduce_dtype", {"bf16", {{"precision", "bf16"}}}},
+    {"fp8_format", {"e4m3", {{"precision", "fp8"}}}},
+    {"fp8_scales", {"exact", {{"precision", "fp8"}}}},
+    {"fp8_products", {"forward", {{"precision", "fp8"}}}},
+    {"fp8_bf16_blocks", {"1,0", {{"precision", "fp8"}}}},
     {"seed", {"2"}},
     {"eval_every", {"1", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
     {"eval_tokens", {"16", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
@@ -193,8 +197,9 @@ const std::map<std::string, Other> kOthers{
 };
 
 /// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, another kind
-/// of data takes other data, and `epochs` stands instead of the steps that these runs have.
-const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"};
+/// of data takes other data, `epochs` stands instead of the steps that these runs have, and there
+/// is one recipe of fp8.
+const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs", "fp8_recipe"};
 
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a
 /// machine has.

@@ -204,7 +204,7 @@ TEST_F(ConfigTest, BadTextsNameFlagValueAndWhatIsAllowed) {
   for (const char* name : {"weight_decay", "learning_rate", "minimum_learning_rate"}) {
     EXPECT_THAT(error_of_text(name, "1e308"), HasSubstr("1e+308 is out of range of fp32"));
   }
-  EXPECT_THAT(error_of_text("precision", "fp8"), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
+  EXPECT_THAT(error_of_text("precision", "int8"), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
   EXPECT_THAT(error_of_text("recompute", "ful"),
               HasSubstr("unknown value 'ful'; did you mean 'full'? allowed: none"));
   EXPECT_THAT(error_of_text("strategy", "zero9"), HasSubstr("zero"));

@@ -50,7 +50,12 @@ const std::map<std::string, Get>& getters() {
       {"accumulate", [](const O& o) { return o.accumulate; }},
       {"accumulate_unsharded", [](const O& o) { return o.accumulate_unsharded; }},
       {"recompute", [](const O& o) { return to_string(o.policy.recompute); }},
-      {"precision", [](const O& o) { return to_string(o.precision); }},
+      {"precision", [](const O& o) { return precision_name(o); }},
+      {"fp8_recipe", [](const O&) { return json(); }},  // in another precision
+      {"fp8_format", [](const O&) { return json(); }},
+      {"fp8_scales", [](const O&) { return json(); }},
+      {"fp8_products", [](const O&) { return json(); }},
+      {"fp8_bf16_blocks", [](const O&) { return json(); }},
       {"reduce_dtype", [](const O& o) { return to_string(o.reduce_dtype); }},
       {"seed", [](const O& o) { return o.seed; }},
       {"loss_scale", [](const O& o) { return to_string(*o.loss_scale.choice); }},

@@ -90,5 +90,8 @@ inline Views views_of(AddArgs& a) { return {&a.src, &a.dst}; }
 inline Views views_of(DequantizeArgs& a) { return {&a.src, &a.dst}; }
 inline Views views_of(FillArgs& a) { return {&a.dst, &a.factor}; }
 inline Views views_of(FillNormalArgs& a) { return {&a.dst}; }
+inline Views views_of(AmaxArgs& a) { return {&a.x, &a.amax}; }
+inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes}; }
+inline Views views_of(Fp8DecodeArgs& a) { return {&a.codes, &a.amax, &a.y}; }
 
 }  // namespace tessera

@@ -48,5 +48,8 @@ void add(const AddArgs&, Stream&);
 void fill(const FillArgs&, Stream&);
 void dequantize(const DequantizeArgs&, Stream&);
 void fill_normal(const FillNormalArgs&, Stream&);
+void amax(const AmaxArgs&, Stream&);
+void fp8_encode(const Fp8EncodeArgs&, Stream&);
+void fp8_decode(const Fp8DecodeArgs&, Stream&);
 
 }  // namespace tessera::cpu

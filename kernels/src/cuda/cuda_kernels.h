@@ -50,6 +50,9 @@ void add(const AddArgs&, Stream&);
 void fill(const FillArgs&, Stream&);
 void dequantize(const DequantizeArgs&, Stream&);
 void fill_normal(const FillNormalArgs&, Stream&);
+void amax(const AmaxArgs&, Stream&);
+void fp8_encode(const Fp8EncodeArgs&, Stream&);
+void fp8_decode(const Fp8DecodeArgs&, Stream&);
 
 // Without a launch: see KernelTable.
 void plan_gemm(const GemmArgs&, Stream&);

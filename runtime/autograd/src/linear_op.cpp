@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "fp8_linear.h"
 #include "linear_parts.h"
 
 namespace tessera::ops {
@@ -9,6 +10,7 @@ Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
   constexpr const char* kOp = "linear";
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_linear(kOp, x.shape(), x.dtype(), weight, bias);
+  if (takes_fp8(tape, weight)) return fp8_linear(tape, x, weight, bias, residual);
   Tensor y =
       tape.activation(with_last_dim(x.shape(), weight.value.shape[0]), x.dtype(), "linear output");
   run_linear(tape, as_matrix(x.tensor), weight, bias, as_matrix(y),

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "fp8_linear.h"
 #include "linear_parts.h"
 
 // Two linear layers with a GELU between them, fused across their border: GELU is taken where the
@@ -70,6 +71,11 @@ Value mlp(Tape& tape, Value x, MlpParameters p, const Value* residual) {
   check_compute_dtype(kMlpOp, "x", x.tensor, x.dtype());
   check_linear(kMlpOp, x_shape, x.dtype(), p.weight, p.bias);
   check_linear(kMlpOp, hidden_shape, x.dtype(), p.projection_weight, p.projection_bias);
+  if (takes_fp8(tape, p.weight) || takes_fp8(tape, p.projection_weight)) {
+    x = linear(tape, x, p.weight, p.bias);
+    x = gelu(tape, std::move(x));
+    return linear(tape, x, p.projection_weight, p.projection_bias, residual);
+  }
   SavedMlp saved;
   Tensor hidden = run_hidden(tape, std::move(x), p, saved);
   Tensor y = tape.activation(with_last_dim(x_shape, p.projection_weight.value.shape[0]),

@@ -74,6 +74,9 @@ constexpr const char* kPredicted =
     "Nothing has run: all is predicted. Memory is what a rank needs of its device, with what a GPU "
     "takes beside the plan. Best: the Pareto front: nothing else is both smaller and faster, by "
     "tokens per second and rank.";
+constexpr const char* kOfIntervals =
+    " +/-: nine of ten measured steps are expected within it; ~: whether a cell is on the front is "
+    "open, since another one that needs no more memory may be as fast.";
 constexpr const char* kOfPipelines =
     " Messages: the share of a step in which a stage only sends or receives; bubble: in which it "
     "waits for other stages. Both are simulated, and means over the stages.";
@@ -81,31 +84,18 @@ constexpr const char* kOfPipelines =
 }  // namespace
 
 std::string method_of(const Comparison& comparison) {
-<<<<<<< HEAD
-  const std::string trust = comparison.profile.empty()
-                                ? ""
-                                : concat(" Simulated times are of the profile ", comparison.profile,
-                                         "; trust them as ", trust_in(comparison.profile), ".");
-  if (comparison.repeats > 0) return std::string(kMethod) + trust;
-  return concat(
-      "Nothing has run: all is predicted.", trust,
-      " Memory is what a rank needs of its device, with what a GPU takes beside the plan. Best: "
-      "the Pareto front: nothing else is both smaller and faster, by tokens per second and rank.",
-      std::ranges::any_of(front_places(comparison), &FrontPlace::open)
-          ? " +/-: nine of ten measured steps are expected within it; ~: whether a cell is on the "
-            "front is open, since another one that needs no more memory may be as fast."
-          : "");
-=======
   std::string text = comparison.repeats > 0 ? kMeasured : kPredicted;
   if (!comparison.profile.empty()) {
     text += concat(" Simulated times are of the profile ", comparison.profile, "; trust them as ",
                    trust_in(comparison.profile), ".");
   }
+  if (comparison.repeats == 0 && std::ranges::any_of(front_places(comparison), &FrontPlace::open)) {
+    text += kOfIntervals;
+  }
   text += " Exposed: the share of a step in which only communication runs.";
   const bool has_stages = std::ranges::any_of(
       comparison.cells, [](const ComparedCell& cell) { return bubble_share(cell).has_value(); });
   return has_stages ? text + kOfPipelines : text;
->>>>>>> 9a7c9ae6be14af7d761726e8ce2da91cece2dcb8
 }
 
 std::vector<MissingCells> missing_cells(const Comparison& comparison) {

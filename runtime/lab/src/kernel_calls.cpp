@@ -142,6 +142,13 @@ KernelCall mean_rows_forward(const MeanRowsForwardArgs& a) {
 KernelCall mean_rows_backward(const MeanRowsBackwardArgs& a) {
   return noted("mean_rows_backward", a.dx, bytes_of({&a.dy, &a.dx}));
 }
+KernelCall amax(const AmaxArgs& a) { return noted("amax", a.x, bytes_of({&a.x})); }
+KernelCall fp8_encode(const Fp8EncodeArgs& a) {
+  return noted("fp8_encode", a.x, bytes_of({&a.x, &a.codes}));
+}
+KernelCall fp8_decode(const Fp8DecodeArgs& a) {
+  return noted("fp8_decode", a.y, bytes_of({&a.codes, &a.y}));
+}
 KernelCall fill(const FillArgs& a) { return noted("fill", a.dst, bytes_of({&a.dst})); }
 
 std::int64_t rows_of(const std::vector<std::int64_t>& dims) {
@@ -246,6 +253,9 @@ KernelTable observed_kernels(KernelTable table, KernelObserver observe) {
   observe_calls(table.softmax_backward, softmax_backward);
   observe_calls(table.mean_rows_forward, mean_rows_forward);
   observe_calls(table.mean_rows_backward, mean_rows_backward);
+  observe_calls(table.amax, amax);
+  observe_calls(table.fp8_encode, fp8_encode);
+  observe_calls(table.fp8_decode, fp8_decode);
   observe_calls(table.fill, fill);
   return table;
 }

@@ -25,8 +25,12 @@ TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
 }  // namespace
 
 LayerParameters::LayerParameters(const Schedule& schedule, const ModelLayout& layout,
-                                 const StepBuffers& buffers)
-    : schedule_(schedule), layout_(layout), buffers_(buffers), written_(schedule.buffers.size()) {
+                                 const StepBuffers& buffers, const Fp8Options& fp8)
+    : schedule_(schedule),
+      layout_(layout),
+      buffers_(buffers),
+      fp8_(fp8_products(layout, fp8)),
+      written_(schedule.buffers.size()) {
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
   for (std::size_t l = layout.layers.size(); l-- > 0;) {
@@ -72,6 +76,7 @@ std::span<Parameter> LayerParameters::bind(const Action& action) {
                                            tensor.spec.shape);
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
     parameters[p].trainable = flat.trainable;
+    if (tensor.spec.fp8) parameters[p].fp8 = fp8_[layer];
     parameters[p].gradient = {};
     parameters[p].gradient_written = is_added_to_[layer][p] != 0;
     const Operand* const gradient =

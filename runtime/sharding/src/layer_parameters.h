@@ -9,6 +9,7 @@
 #include "step_buffers.h"
 #include "tessera/autograd/layer.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/schedule.h"
 
@@ -18,7 +19,8 @@ namespace tessera {
 /// schedule. Its methods run as tasks of the compute lane, in schedule order.
 class LayerParameters {
  public:
-  LayerParameters(const Schedule& schedule, const ModelLayout& layout, const StepBuffers& buffers);
+  LayerParameters(const Schedule& schedule, const ModelLayout& layout, const StepBuffers& buffers,
+                  const Fp8Options& fp8);
 
   /// Points the layer's parameters, and their gradients, to where the action's operands are.
   std::span<Parameter> bind(const Action& action);
@@ -36,6 +38,7 @@ class LayerParameters {
   const Schedule& schedule_;
   const ModelLayout& layout_;
   const StepBuffers& buffers_;
+  std::vector<Fp8Products> fp8_;  ///< by layer
   /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.
   std::set<std::tuple<int, int, int>> contributed_;
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind

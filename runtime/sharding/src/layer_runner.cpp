@@ -27,7 +27,7 @@ LayerRunner::LayerRunner(const Schedule& schedule, const ModelLayout& layout, co
                                                 : &kernels_for(memory.device())),
       predicts_(predicts),
       predictions_(predicts ? static_cast<std::size_t>(schedule.micro_steps) : 0),
-      parameters_(schedule, layout, buffers) {
+      parameters_(schedule, layout, buffers, options.fp8) {
   if (schedule.pipeline_ranks() > 1) {
     input_shapes_ =
         layer_input_shapes(model, layout, source, options.micro_batch, schedule.parameter_dtype);

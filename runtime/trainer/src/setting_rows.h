@@ -15,6 +15,8 @@ inline std::vector<Row> in_group(const char* group, std::vector<Row> rows) {
 
 // Parts of trainer_rows().
 std::vector<Row> loss_scale_rows();
+Row precision_row();
+std::vector<Row> fp8_rows();
 std::vector<Row> optimizer_rows();
 
 }  // namespace tessera

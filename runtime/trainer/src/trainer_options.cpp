@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "fp8_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/core/usable_cores.h"
 #include "tessera/kernels/optimizer.h"
@@ -124,6 +125,7 @@ TrainerOptions resolved(TrainerOptions options) {
   check_reduction(options);
   check_activations(options);
   check_attention(options);
+  check_fp8(options);
   fill_in(options.optimizer);
   options.loss_scale = resolved(options.loss_scale, options.precision);
   check_rounding(options);

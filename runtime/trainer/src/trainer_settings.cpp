@@ -273,7 +273,7 @@ std::vector<Row> step_rows() {
               "recompute",
               "activations to recompute in backward: none, selective "
               "(attention and GELU) or full"),
-          bound<&O::precision>("precision", "dtype of parameters and activations"),
+          precision_row(),
           bound<&O::reduce_dtype>(
               "reduce_dtype", "dtype in which gradients are sent: fp32, or that of the parameters"),
           bound<&O::seed>("seed", "seed of initialisation, dropout and the order of data",
@@ -449,8 +449,8 @@ const std::vector<BoundSetting<TrainerOptions>>& trainer_rows() {
   static const std::vector<Row> rows = [] {
     std::vector<Row> all;
     for (const auto& part :
-         {sharding_rows(), pipeline_rows(), step_rows(), loss_scale_rows(), optimizer_rows(),
-          evaluation_rows(), checkpoint_rows(), machine_rows()}) {
+         {sharding_rows(), pipeline_rows(), step_rows(), fp8_rows(), loss_scale_rows(),
+          optimizer_rows(), evaluation_rows(), checkpoint_rows(), machine_rows()}) {
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -492,7 +492,8 @@ void set_effective(Settings& settings, const TrainerOptions& resolved) {
   const TrainerOptions given = options_of(trainer_rows(), settings);
   for (const Row& row : trainer_rows()) {
     const json value = row.read(resolved);
-    if (value != row.read(given)) settings.set_effective(row.setting.name, value);
+    const bool is_new = settings.is_null(row.setting.name) && !value.is_null();
+    if (is_new || value != row.read(given)) settings.set_effective(row.setting.name, value);
   }
 }
 

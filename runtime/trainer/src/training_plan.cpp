@@ -1,12 +1,14 @@
 #include "tessera/trainer/training_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "chosen_samples.h"
+#include "fp8_settings.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/offload_path.h"
@@ -249,6 +251,7 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.seed = options.seed;
   result.micro_batch = options.micro_batch;
   result.threads = options.threads_per_rank;
+  result.fp8 = options.fp8;
   result.device = options.device == DeviceChoice::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
   result.cuda_kernels = {.attention = options.attention,
                          .deterministic = options.deterministic_attention};
@@ -332,6 +335,9 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
   }
   check_stages(result.options, model);
   result.layout = make_layout(model, result.options);
+  const Shape targets = source.target_shape(result.options.micro_batch);
+  std::ranges::move(fp8_notes(result.options, result.layout, targets.numel()),
+                    std::back_inserter(result.notes));
   result.step = plan_step(result.layout, plan_options(result.options, inputs, result.layout));
   require_valid(result.step);
   result.snapshot = with_snapshot(result.step, result.options.optimizer.stochastic_rounding);

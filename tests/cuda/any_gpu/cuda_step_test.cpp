@@ -41,6 +41,27 @@ TEST(CudaStep, FourRanksEqualOneThatAccumulates) {
   expect_same_bits(run(model, cuda_options("zero2", 3)), run(model, alone));
 }
 
+TEST(CudaStep, Fp8GivesTheSameBitsForEveryStrategyAndInAGraph) {
+  const Model model = small_gpt();
+  const auto in_fp8 = [](TrainerOptions options, bool graph) {
+    options.precision = DType::kBFloat16;
+    options.fp8.enabled = true;
+    options.cuda_graph = graph;
+    return options;
+  };
+  TrainerOptions alone = in_fp8(cuda_options("full_shard", 1), false);
+  alone.accumulate = 2;
+  const Trained expected = run(model, alone);
+  EXPECT_LT(expected.losses.back(), expected.losses.front());
+  alone.cuda_graph = true;
+  expect_same_bits(run(model, alone), expected);
+  for (const char* const strategy : {"zero1", "full_shard"}) {
+    const Trained sharded = run(model, in_fp8(cuda_options(strategy, 2), false));
+    expect_same_bits(sharded, expected);
+    EXPECT_EQ(sharded.summary.measured_memory, sharded.summary.predicted_memory);
+  }
+}
+
 TEST(CudaStep, AGraphReplaysTheSameBits) {
   const Model model = small_gpt();
   for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {

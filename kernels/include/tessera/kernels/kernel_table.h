@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "tessera/core/device.h"
+#include "tessera/kernels/fp8.h"
 #include "tessera/kernels/layer_arguments.h"
 #include "tessera/kernels/step_arguments.h"
 #include "tessera/kernels/weight_format.h"
@@ -67,6 +68,9 @@ struct KernelTable {
   KernelFunction<FillArgs> fill;
   KernelFunction<DequantizeArgs> dequantize;
   KernelFunction<FillNormalArgs> fill_normal;
+  KernelFunction<AmaxArgs> amax;
+  KernelFunction<Fp8EncodeArgs> fp8_encode;
+  KernelFunction<Fp8DecodeArgs> fp8_decode;
 
   // Library work done once for a problem, so that no step has to: choose an algorithm, compile a
   // kernel. A call with these arguments finds it done; nothing is launched, and of addresses only

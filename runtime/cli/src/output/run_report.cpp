@@ -177,7 +177,7 @@ std::string describe_ranks(const TrainerOptions& options) {
     text += " (" + counted(options.replicas, "replica") + " of " +
             std::to_string(mesh_of(options).size(Axis::kShard)) + ")";
   }
-  return text + ", " + std::string(to_string(options.precision)) + ", " +
+  return text + ", " + precision_name(options) + ", " +
          counted(options.threads_per_rank, "thread") + " per rank";
 }
 

@@ -88,8 +88,8 @@ PlanRows plan_rows(const MemoryRequest& request) {
     const auto column = static_cast<std::size_t>(options.policy.recompute);
     const auto stages = run.plan.stages.size();
     for (std::size_t stage = 0; column == 0 && stage < stages; ++stage) {
-      all.rows.push_back({options.strategy, std::string(to_string(options.precision)),
-                          options.ranks, static_cast<int>(stage)});
+      all.rows.push_back(
+          {options.strategy, precision_name(options), options.ranks, static_cast<int>(stage)});
     }
     for (PlanRow& row : std::span(all.rows).last(stages)) {
       row.peaks.at(column) = run.plan.stages[static_cast<std::size_t>(row.pipeline_rank)].memory;

@@ -36,7 +36,7 @@ class SelfTest {
     const char* const where = options_.device == DeviceChoice::kCuda ? "GPUs" : "the CPU";
     print_paragraph(std::cout,
                     concat("Testing ", counted(options_.ranks, "rank"), " on ", where, ", ",
-                           to_string(options_.precision),
+                           precision_name(options_),
                            ". Every strategy must end with the losses, gradient norms and "
                            "parameters of no_shard, and take the memory and send the bytes "
                            "that its plan predicts."));

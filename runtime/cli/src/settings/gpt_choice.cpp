@@ -135,7 +135,8 @@ std::string describe_decoding(const GptConfig& gpt, const PretrainedGpt& from,
                               std::string_view precision) {
   const WeightFormat stored = from.stored_format();
   if (stored == WeightFormat::kNone || stored == gpt.base_format) return "";
-  return concat("its ", to_string(stored), " weights are dequantised to ", precision,
+  return concat("its ", to_string(stored), " weights are dequantised to ",
+                precision == "fp8" ? "bf16" : precision,
                 gpt.adapter.is_set() ? "" : ": only a base beside adapters keeps their codes");
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/fp8.h"
 #include "tessera/kernels/weight_format.h"
 
 namespace tessera {
@@ -43,6 +44,8 @@ struct ParameterSpec {
   std::optional<DType> dtype{};
   /// The rows of each published matrix that it joins, which are quantised one by one.
   std::vector<std::int64_t> joined{};
+  /// The matrix of a linear layer that a run in fp8 multiplies in fp8.
+  bool fp8 = false;
 };
 
 /// Sizes of a quantised parameter.
@@ -58,6 +61,16 @@ inline std::int64_t padded_rows(const ParameterSpec& spec) {
   return (spec.shape[0] + spec.row_multiple - 1) / spec.row_multiple * spec.row_multiple;
 }
 
+/// The products of a linear layer in training whose operands are rounded to fp8, each tensor by the
+/// scale of its largest magnitude: inputs and weights to E4M3. The other products take bf16.
+struct Fp8Products {
+  bool forward = false, input_gradient = false, weight_gradient = false;
+  Fp8Format gradient_format = Fp8Format::kE5M2;  ///< of gradients of outputs
+  Fp8Scales scales = Fp8Scales::kPowerOfTwo;
+
+  bool any() const { return forward || input_gradient || weight_gradient; }
+};
+
 /// A parameter as a layer sees it while it runs: unsharded, in compute precision, wherever the
 /// sharding engine has put it for now. The engine re-points the views between forward and backward,
 /// so operations keep the address of this struct and read the views when they run.
@@ -72,6 +85,7 @@ struct Parameter {
   /// Rows in memory of `value` and `gradient`, if there are more than their shape has: zeros, which
   /// must stay zeros (ParameterSpec::row_multiple).
   std::int64_t padded_rows = 0;
+  Fp8Products fp8{};  ///< of the matrix of a linear layer, which is bf16 then
 };
 
 }  // namespace tessera

@@ -17,6 +17,7 @@
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/flight_recorder.h"
+#include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/groups.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/loss_scaling.h"
@@ -57,6 +58,7 @@ struct ExecutorOptions {
   /// Where the rank runs; for simulate() and predict_memory() the device that they stand for.
   DeviceKind device = DeviceKind::kCpu;
   CudaKernelOptions cuda_kernels{};  ///< of the lanes of a CUDA device
+  Fp8Options fp8{};                  ///< with bf16 parameters
   /// Other kernels than the device's for passes through layers; see planning().
   const KernelTable* layer_kernels = nullptr;
   /// Seconds that the sim device charges for an action; unused elsewhere.

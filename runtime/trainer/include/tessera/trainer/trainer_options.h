@@ -18,6 +18,7 @@
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/lab/dump_requests.h"
 #include "tessera/sharding/executor.h"
+#include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/learning_rate.h"
 #include "tessera/sharding/placement.h"
@@ -185,6 +186,7 @@ struct TrainerOptions {
   bool accumulate_unsharded = PlanOptions{}.accumulate_unsharded;
   StepPolicy policy{};                              ///< prefetch depths and recomputation
   DType precision = PlanOptions{}.parameter_dtype;  ///< of parameters and activations
+  Fp8Options fp8{};  ///< with `precision` bf16, where products are in fp8; the setting is "fp8"
   DType reduce_dtype =
       PlanOptions{}.reduce_dtype;  ///< of gradients on their way: fp32, or `precision`
   LossScaleOptions loss_scale{};
@@ -260,6 +262,8 @@ inline Storage& storage_of(const CheckpointOptions& options) {
   return options.storage != nullptr ? *options.storage : disk();
 }
 
+/// The value of the setting `precision`: "fp8", or the dtype.
+std::string precision_name(const TrainerOptions& options);
 std::string_view to_string(DeviceChoice choice);
 std::string_view to_string(GroupChoice choice);
 std::string_view to_string(SaveFailures failures);

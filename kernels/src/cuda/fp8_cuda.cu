@@ -1,0 +1,138 @@
+#include <algorithm>
+
+#include "cuda/cuda_kernels.h"
+#include "cuda/elementwise_cuda.h"
+#include "fp8_arguments.h"
+
+// amax, fp8_encode, fp8_decode, with the CPU's bits (a NaN that is rounded is CUDA's). The scale is
+// a division of each thread's own, of a word that comes from a cache. Bytes: amax reads a tensor;
+// encode reads it and writes a byte per element; decode is the reverse.
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kAmaxThreads = 256;
+/// Eight blocks to a multiprocessor: each ends with one atomic.
+constexpr unsigned kMostAmaxBlocks = 8 * kMultiprocessors;
+
+struct LargerWord {
+  __device__ std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const {
+    return a > b ? a : b;
+  }
+};
+
+__global__ void __launch_bounds__(32) clear_amax(std::uint32_t* amax) {
+  if (threadIdx.x == 0) *amax = 0;
+}
+
+template <typename T, int kSize>
+__global__ void __launch_bounds__(kAmaxThreads)
+    largest_magnitude(const T* x, std::int64_t n, std::uint32_t* amax) {
+  std::uint32_t largest = 0;
+  const auto take = [&](T value) {
+    const std::uint32_t word = __float_as_uint(simt::to_float(value)) & 0x7fffffffU;
+    largest = LargerWord{}(largest, word);
+  };
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
+  const std::int64_t stride = std::int64_t{gridDim.x} * kAmaxThreads;
+  for (std::int64_t i = thread * kSize; i + kSize <= n; i += stride * kSize) {
+    const Pack<T, kSize> group = load_pack<kSize>(x + i);
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) take(group.v[e]);
+  }
+  const std::int64_t rest = n / kSize * kSize + thread;
+  if (rest < n) take(x[rest]);
+  largest = simt::block_reduce(largest, std::uint32_t{0}, LargerWord{});
+  if (threadIdx.x == 0 && largest != 0) atomicMax(amax, largest);
+}
+
+template <typename T>
+struct Encode {
+  const T* x;
+  const std::uint32_t* amax;
+  std::uint8_t* codes;
+  Fp8Format format;
+  Fp8Scales scales;
+
+  template <int kSize>
+  __device__ Pack<T, kSize> load(std::int64_t i) const {
+    return load_pack<kSize>(x + i);
+  }
+  template <int kSize>
+  __device__ void store(std::int64_t i, const Pack<T, kSize>& group) const {
+    const float scale = fp8_scale(*amax, format, scales);
+    Pack<std::uint8_t, kSize> result;
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      result.v[e] = fp8_code(__fmul_rn(simt::to_float(group.v[e]), scale), format);
+    }
+    store_pack(codes + i, result);
+  }
+};
+
+template <typename T>
+struct Decode {
+  const std::uint8_t* codes;
+  const std::uint32_t* amax;
+  T* y;
+  Fp8Format format;
+  Fp8Scales scales;
+
+  template <int kSize>
+  __device__ Pack<std::uint8_t, kSize> load(std::int64_t i) const {
+    return load_pack<kSize>(codes + i);
+  }
+  template <int kSize>
+  __device__ void store(std::int64_t i, const Pack<std::uint8_t, kSize>& group) const {
+    const float reciprocal = __fdiv_rn(1.0F, fp8_scale(*amax, format, scales));
+    Pack<T, kSize> result;
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      result.v[e] = simt::from_float<T>(__fmul_rn(fp8_value(group.v[e], format), reciprocal));
+    }
+    store_pack(y + i, result);
+  }
+};
+
+}  // namespace
+
+void amax(const AmaxArgs& args, Stream& stream) {
+  check_arguments(args);
+  const cudaStream_t queue = handle(stream);
+  auto* const word = device_data<std::uint32_t>(args.amax);
+  simt::launch(clear_amax, 1, 32, 0, queue, word);
+  const std::int64_t n = args.x.numel();
+  if (n == 0) return;
+  with_element_type("amax", args.x.dtype, [&]<typename T>(ElementType<T>) {
+    constexpr int kSize = kGroupOf<T>;
+    const T* const x = device_data<const T>(args.x);
+    const bool grouped = groups_aligned<kSize>(x);
+    const std::int64_t per_block = std::int64_t{kAmaxThreads} * (grouped ? kSize : 1);
+    const unsigned blocks =
+        static_cast<unsigned>(std::min<std::int64_t>(ceil_div(n, per_block), kMostAmaxBlocks));
+    simt::launch(grouped ? largest_magnitude<T, kSize> : largest_magnitude<T, 1>, blocks,
+                 kAmaxThreads, 0, queue, x, n, word);
+  });
+}
+
+void fp8_encode(const Fp8EncodeArgs& args, Stream& stream) {
+  check_arguments(args);
+  with_element_type("fp8_encode", args.x.dtype, [&]<typename T>(ElementType<T>) {
+    constexpr int kSize = kGroupOf<T>;
+    const Encode<T> op{device_data<T>(args.x), device_data<std::uint32_t>(args.amax),
+                       args.codes.as<std::uint8_t>(), args.format, args.scales};
+    launch_elementwise<kSize>(op, args.x.numel(), groups_aligned<kSize>(op.x, op.codes), stream);
+  });
+}
+
+void fp8_decode(const Fp8DecodeArgs& args, Stream& stream) {
+  check_arguments(args);
+  with_element_type("fp8_decode", args.y.dtype, [&]<typename T>(ElementType<T>) {
+    constexpr int kSize = kGroupOf<T>;
+    const Decode<T> op{args.codes.as<std::uint8_t>(), device_data<std::uint32_t>(args.amax),
+                       device_data<T>(args.y), args.format, args.scales};
+    launch_elementwise<kSize>(op, args.y.numel(), groups_aligned<kSize>(op.codes, op.y), stream);
+  });
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,44 @@
+#include "fp8_arguments.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+void check_numbers(const char* kernel, const char* name, const TensorView& view) {
+  require(view.is_contiguous() && is_compute_dtype(view.dtype), ErrorCode::kInvalidArgument, kernel,
+          ": ", name, " is ", view.shape, " of ", to_string(view.dtype),
+          ", expected contiguous elements of fp32, bf16 or fp16");
+}
+
+void check_amax(const char* kernel, const TensorView& amax) {
+  require(amax.numel() == 1 && amax.dtype == DType::kInt32, ErrorCode::kInvalidArgument, kernel,
+          ": amax is ", amax.shape, " of ", to_string(amax.dtype), ", expected one int32");
+}
+
+void check_codes(const char* kernel, const TensorView& codes, std::int64_t n) {
+  require(codes.numel() == n && codes.is_contiguous() && codes.dtype == DType::kUInt8,
+          ErrorCode::kInvalidArgument, kernel, ": codes is ", codes.shape, " of ",
+          to_string(codes.dtype), ", expected ", n, " contiguous elements of uint8");
+}
+
+}  // namespace
+
+void check_arguments(const AmaxArgs& args) {
+  check_numbers("amax", "x", args.x);
+  check_amax("amax", args.amax);
+}
+
+void check_arguments(const Fp8EncodeArgs& args) {
+  check_numbers("fp8_encode", "x", args.x);
+  check_amax("fp8_encode", args.amax);
+  check_codes("fp8_encode", args.codes, args.x.numel());
+}
+
+void check_arguments(const Fp8DecodeArgs& args) {
+  check_numbers("fp8_decode", "y", args.y);
+  check_amax("fp8_decode", args.amax);
+  check_codes("fp8_decode", args.codes, args.y.numel());
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/autograd/parameter.h"
+#include "tessera/sharding/layout.h"
+
+namespace tessera {
+
+/// Where the largest magnitude comes from that decides a tensor's scale.
+enum class Fp8Recipe : std::uint8_t {
+  kCurrent,  ///< the tensor itself, as it is now
+};
+
+enum class Fp8Formats : std::uint8_t {
+  kHybrid,  ///< E5M2 for gradients of outputs, E4M3 for all others
+  kE4M3,
+};
+
+/// The products of a linear layer that take fp8.
+struct Fp8ProductSet {
+  bool forward = true, input_gradient = true, weight_gradient = true;
+  bool operator==(const Fp8ProductSet&) const = default;
+};
+
+/// How many blocks stay in bf16 at each end of a model.
+struct Fp8Bf16Blocks {
+  int first = 0, last = 0;
+  bool operator==(const Fp8Bf16Blocks&) const = default;
+};
+
+/// Training in fp8: products of the blocks' matrices take operands in fp8, everything else is in
+/// bf16. Blocks are the layers with parameters of which ParameterSpec::fp8 is set.
+struct Fp8Options {
+  bool enabled = false;
+  Fp8Recipe recipe = Fp8Recipe::kCurrent;
+  Fp8Formats formats = Fp8Formats::kHybrid;
+  Fp8Scales scales = Fp8Scales::kPowerOfTwo;
+  Fp8ProductSet products{};
+  Fp8Bf16Blocks bf16_blocks{};
+  bool operator==(const Fp8Options&) const = default;
+};
+
+/// By layer, what its matrices with ParameterSpec::fp8 take in fp8.
+std::vector<Fp8Products> fp8_products(const ModelLayout& layout, const Fp8Options& options);
+
+std::string_view to_string(Fp8Recipe recipe);
+std::string_view to_string(Fp8Formats formats);
+std::string_view to_string(Fp8Scales scales);
+/// "forward,input-gradient,weight-gradient"
+std::string to_string(const Fp8ProductSet& products);
+Fp8ProductSet parse_fp8_products(std::string_view text);  ///< Throws Error{kConfig}.
+/// "1,2": first and last.
+std::string to_string(const Fp8Bf16Blocks& blocks);
+Fp8Bf16Blocks parse_fp8_bf16_blocks(std::string_view text);  ///< Throws Error{kConfig}.
+
+}  // namespace tessera

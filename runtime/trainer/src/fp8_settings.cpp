@@ -1,0 +1,157 @@
+#include "fp8_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "setting_rows.h"
+#include "tessera/core/error.h"
+
+namespace tessera {
+
+// The values of the members' types; see bound_setting.h.
+constexpr auto choices_of(Fp8Recipe) { return std::array{Fp8Recipe::kCurrent}; }
+constexpr auto choices_of(Fp8Formats) { return std::array{Fp8Formats::kHybrid, Fp8Formats::kE4M3}; }
+constexpr auto choices_of(Fp8Scales) {
+  return std::array{Fp8Scales::kPowerOfTwo, Fp8Scales::kExact};
+}
+static void parse_into(std::string_view text, Fp8ProductSet& products) {
+  products = parse_fp8_products(text);
+}
+static void parse_into(std::string_view text, Fp8Bf16Blocks& blocks) {
+  blocks = parse_fp8_bf16_blocks(text);
+}
+
+namespace {
+
+using O = TrainerOptions;
+using nlohmann::json;
+
+void check_products(const json& value) { parse_fp8_products(value.get<std::string>()); }
+void check_blocks(const json& value) { parse_fp8_bf16_blocks(value.get<std::string>()); }
+
+/// A row that is absent in another precision, unless it has another value than usual.
+template <auto... members>
+Row fp8_row(const char* name, const char* help, void (*check)(const json&) = nullptr) {
+  Row row = bound<&O::fp8, members...>(name, help, {.check = check});
+  row.read = [read = row.read, usual = row.setting.fallback](const O& o) -> json {
+    json value = read(o);
+    if (!o.fp8.enabled && value == usual) value = nullptr;
+    return value;
+  };
+  row.setting.fallback = nullptr;
+  return row;
+}
+
+}  // namespace
+
+Row precision_row() {
+  Setting setting{.name = "precision",
+                  .fallback = std::string(to_string(O{}.precision)),
+                  .help =
+                      "dtype of parameters and activations; fp8: bf16, where products of the "
+                      "blocks' matrices take operands that are rounded to fp8",
+                  .choices = {"fp32", "bf16", "fp16", "fp8"}};
+  return {std::move(setting), [](const O& o) { return json(precision_name(o)); },
+          [](O& o, const json& value) {
+            const auto name = value.get<std::string>();
+            o.fp8.enabled = name == "fp8";
+            o.precision = o.fp8.enabled ? DType::kBFloat16 : parse_dtype(name);
+          }};
+}
+
+std::vector<Row> fp8_rows() {
+  return in_group(
+      "fp8 (with `precision` fp8)",
+      {
+          fp8_row<&Fp8Options::recipe>(
+              "fp8_recipe",
+              "whose largest magnitude decides a tensor's scale: current (its own, now) [current]"),
+          fp8_row<&Fp8Options::formats>(
+              "fp8_format",
+              "hybrid (E5M2 for gradients of outputs, E4M3 for inputs and weights) or e4m3 (for "
+              "all) [hybrid]"),
+          fp8_row<&Fp8Options::scales>(
+              "fp8_scales",
+              "power-of-two (the largest one that fits: products lose bits by the codes alone) or "
+              "exact (as torchao and TransformerEngine have it; products are of fp32) "
+              "[power-of-two]"),
+          fp8_row<&Fp8Options::products>(
+              "fp8_products",
+              "products that take fp8, some of forward,input-gradient,weight-gradient; the others "
+              "take bf16 [all]",
+              check_products),
+          fp8_row<&Fp8Options::bf16_blocks>(
+              "fp8_bf16_blocks",
+              "first and last blocks that stay in bf16, like 1,1 for one at each end [0,0]",
+              check_blocks),
+      });
+}
+
+std::string precision_name(const TrainerOptions& options) {
+  return options.fp8.enabled ? "fp8" : std::string(to_string(options.precision));
+}
+
+void check_fp8(const TrainerOptions& options) {
+  if (options.fp8.enabled) {
+    require(options.precision == DType::kBFloat16, ErrorCode::kConfig,
+            "fp8 is enabled, but the "
+            "dtype is ",
+            to_string(options.precision),
+            ": all but the products in fp8 is in bf16; use `precision` bf16");
+    return;
+  }
+  for (const Row& row : fp8_rows()) {
+    const json value = row.read(options);
+    require(value.is_null(), ErrorCode::kConfig, row.setting.name, " is ",
+            value.is_string() ? value.get<std::string>() : "", ", but precision is ",
+            to_string(options.precision),
+            ", which has no products in fp8; use `precision` fp8, or "
+            "leave `",
+            row.setting.name, "` out");
+  }
+}
+
+std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLayout& layout,
+                                   std::int64_t rows) {
+  if (!options.fp8.enabled) return {};
+  const std::vector<Fp8Products> products = fp8_products(layout, options.fp8);
+  std::int64_t in_fp8 = 0, blocks = 0, narrowest = 0;
+  for (std::size_t l = 0; l < products.size(); ++l) {
+    bool is_block = false;
+    for (const ParameterAddress& address : layout.layers[l].parameters) {
+      const ParameterSpec& spec = layout.tensor_of(address).spec;
+      if (!spec.fp8) continue;
+      is_block = true;
+      const std::int64_t inner = std::min(spec.shape[0], spec.shape[1]);
+      if (products[l].any() && (narrowest == 0 || inner < narrowest)) narrowest = inner;
+    }
+    blocks += is_block ? 1 : 0;
+    in_fp8 += products[l].any() ? 1 : 0;
+  }
+  require(in_fp8 > 0, ErrorCode::kConfig, "precision is fp8, but ",
+          blocks == 0 ? concat("no layer of the model has matrices that can be multiplied in fp8")
+                      : concat("all ", blocks, " blocks stay in bf16 by fp8_bf16_blocks ",
+                               to_string(options.fp8.bf16_blocks)),
+          "; use `precision` bf16", blocks == 0 ? "" : ", or fewer blocks in `fp8_bf16_blocks`");
+  std::vector<std::string> notes{
+      concat("products in fp8: ", to_string(options.fp8.products), " of ", in_fp8, " of ", blocks,
+             " blocks; a scale is that of a micro-batch's tensor, so that the bits depend on "
+             "`micro_batch`; evaluation is in bf16")};
+  constexpr std::int64_t kNarrow = 1024, kFewRows = 4096;
+  if (narrowest < kNarrow) {
+    notes.push_back(concat("fp8 gains nothing here: matrices are as narrow as ", narrowest,
+                           ", and below about ", kNarrow,
+                           " the rounding of operands takes longer than their products save; "
+                           "`precision` bf16 is as fast"));
+  }
+  if (rows > 0 && rows < kFewRows) {
+    notes.push_back(concat("fp8 gains nothing here: a micro-batch has ", rows,
+                           " rows of activations, and below about ", kFewRows,
+                           " the rounding of weights takes longer than their products save; raise "
+                           "`micro_batch`, or use `precision` bf16"));
+  }
+  return notes;
+}
+
+}  // namespace tessera

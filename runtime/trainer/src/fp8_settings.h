@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/sharding/layout.h"
+#include "tessera/trainer/trainer_options.h"
+
+namespace tessera {
+
+/// Throws Error{kConfig} if settings of fp8 are given with another precision.
+void check_fp8(const TrainerOptions& options);
+
+/// Notes of a plan: which blocks are in fp8, and where it gains nothing. `rows` of a micro-batch's
+/// activations; 0: not known. Throws Error{kConfig} if nothing of the model is in fp8.
+std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLayout& layout,
+                                   std::int64_t rows);
+
+}  // namespace tessera

@@ -1,0 +1,110 @@
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "cli/program.h"
+#include "support/extent.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using test::ProgramResult;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Fp8Command : public test::ProgramTest {
+ protected:
+  /// The losses of a run on English text.
+  std::vector<double> losses(const std::string& precision, int steps) {
+    const std::string log = path(precision + ".jsonl");
+    const ProgramResult result = run({"train",
+                                      "--model",
+                                      "gpt2-tiny",
+                                      "--data",
+                                      std::string(TESSERA_SOURCE_DIR) + "/tests/text/alice.txt",
+                                      "--sequence-length",
+                                      "64",
+                                      "--micro-batch",
+                                      "4",
+                                      "--steps",
+                                      std::to_string(steps),
+                                      "--learning-rate",
+                                      "0.002",
+                                      "--precision",
+                                      precision,
+                                      "--log",
+                                      log,
+                                      "--overwrite",
+                                      "--device",
+                                      "cpu"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<double> all;
+    for (const json& line : read_log(precision + ".jsonl")) {
+      if (line.at("kind") == "step") all.push_back(line.at("loss"));
+    }
+    return all;
+  }
+  static double mean_of_last(const std::vector<double>& losses, std::size_t count) {
+    double sum = 0.0;
+    for (std::size_t i = losses.size() - count; i < losses.size(); ++i) sum += losses[i];
+    return sum / static_cast<double>(count);
+  }
+};
+
+TEST_F(Fp8Command, TrainsAsWellAsBf16) {
+  const int steps = test::runs_long_tests() ? 300 : 20;
+  const std::vector<double> in_fp8 = losses("fp8", steps), in_bf16 = losses("bf16", steps);
+  ASSERT_EQ(in_fp8.size(), static_cast<std::size_t>(steps));
+  EXPECT_NE(in_fp8, in_bf16);
+  const double expected = mean_of_last(in_bf16, 10);
+  EXPECT_NEAR(mean_of_last(in_fp8, 10), expected, 0.01 * expected);
+  EXPECT_LT(in_fp8.back(), in_fp8.front());
+}
+
+TEST_F(Fp8Command, EveryCommandKnowsThePrecision) {
+  const ProgramResult plan =
+      run({"plan", "--model", "gpt2-tiny", "--ranks", "4", "--precision", "fp8"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out + plan.err, AllOf(HasSubstr("products in fp8: forward,input-gradient"),
+                                         HasSubstr("fp8 gains nothing here")));
+  const ProgramResult estimate =
+      run({"estimate-memory", "gpt2-124m", "--ranks", "2", "--strategies", "full_shard",
+           "--precision", "bf16", "fp8", "--json"});
+  ASSERT_EQ(estimate.exit_code, 0) << estimate.err;
+  std::map<std::string, std::int64_t> peaks;
+  for (const json& row : json::parse(estimate.out)["training"]) {
+    if (row["recompute"] == "none") {
+      peaks[row["precision"].get<std::string>()] = row["peak_bytes"]["total"];
+    }
+  }
+  ASSERT_EQ(peaks.size(), 2U);
+  EXPECT_LT(peaks["fp8"], peaks["bf16"]);
+  const ProgramResult simulated = run({"simulate", "--model", "gpt2-124m", "--ranks", "4",
+                                       "--profile", "h100-sxm", "--precision", "fp8"});
+  EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_THAT(simulated.out, HasSubstr("FLOP/s in bf16"));
+  const ProgramResult refused =
+      run({"plan", "--model", "gpt2-tiny", "--precision", "bf16", "--fp8-format", "e4m3"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("fp8_format is e4m3, but precision is bf16"),
+                                 HasSubstr("--precision fp8")));
+}
+
+TEST_F(Fp8Command, GeneratesAndEvaluatesWhatWasTrained) {
+  const std::string data = write_text();
+  const ProgramResult trained =
+      train({"--data", data, "--eval-data", data, "--steps", "4", "--precision", "fp8", "--save",
+             path("saved"), "--sample-tokens", "5"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const ProgramResult resumed = train({"--data", data, "--steps", "6", "--precision", "fp8",
+                                       "--resume", path("saved/latest"), "--micro-batch", "1"});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out + resumed.err, HasSubstr("micro_batch was 2 and is 1"));
+  const ProgramResult generated =
+      run({"generate", path("saved/latest"), "--sample-tokens", "4", "--prompt", "the"});
+  EXPECT_EQ(generated.exit_code, 0) << generated.err;
+}
+
+}  // namespace
+}  // namespace tessera
