@@ -15,7 +15,7 @@ namespace {
 using cpu::kKeyBlock;
 using cpu::kQueryBlock;
 
-/// Of element `index`.
+/// The address of element `index`.
 std::byte* address(const Tensor& tensor, std::int64_t index) {
   return tensor.view().data + index * static_cast<std::int64_t>(size_of(tensor.dtype()));
 }
@@ -134,7 +134,7 @@ void AttentionProducts::add(std::vector<Call>& calls, const ProductShape& shape,
   if (known == shapes_.end()) shapes_.push_back(shape);
 }
 
-/// Of rows of qkv, into rows `c_stride` apart.
+/// A matmul of rows of qkv, into rows `c_stride` apart.
 ProductShape AttentionProducts::product(std::int64_t m, std::int64_t n, std::int64_t k,
                                         std::int64_t c_stride) const {
   const std::int64_t row = 3 * heads_ * head_dim_;

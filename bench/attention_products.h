@@ -25,8 +25,8 @@ class AttentionProducts {
   double flops() const;  ///< of one run
 
  private:
-  /// What an operand lies in: a head's part of qkv or of the output's gradient, which the head's
-  /// number moves; or the scratch of a thread.
+  /// The memory that an operand lies in: a head's part of qkv or of the output's gradient, which
+  /// the head's number moves; or the scratch of a thread.
   enum class Base { kQkv, kGradient, kScores, kRounded, kSums };
   struct Place {
     Base base;

@@ -46,7 +46,7 @@ enum class Layouts {
 class Way {
  public:
   virtual ~Way() = default;
-  /// What need not be timed: packs A and B as they are now.
+  /// Does what need not be timed: packs A and B as they are now.
   virtual void prepare(const Operands& /*operands*/) {}
   virtual void run(const Operands& operands) = 0;
 };
@@ -66,7 +66,7 @@ class DirectProduct {
     ways_[layouts == Layouts::kPlain ? plain_ : packed_].way->run(operands);
   }
   const ProductShape& shape() const { return shape_; }
-  /// What is wrong with each way that was left out.
+  /// The error of each way that was left out.
   const std::vector<std::string>& left_out() const { return left_out_; }
   /// "sgemm", "matmul in columns", ...
   const std::string& way(Layouts layouts) const {

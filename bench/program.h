@@ -9,7 +9,7 @@
 
 namespace tessera::bench {
 
-/// What an option takes, of the values that its variable can have.
+/// The values that an option takes, of those that its variable can have.
 struct Takes {
   bool positive = false;  ///< a number above 0
   int at_most = 0;        ///< 0: any

@@ -1,4 +1,4 @@
-// What the flight recorder costs: a step with it and without, in turns, and one record.
+// The cost of the flight recorder: a step with it and without, in turns, and one record.
 //
 //   recorder_bench [--model gpt2-tiny] [--ranks N] [--steps S] [--rounds R]
 //

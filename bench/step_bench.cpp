@@ -93,7 +93,7 @@ struct Times {
   std::vector<std::string> left_out;        ///< ways whose results are wrong
   std::map<std::string, double> by_kind;    ///< seconds of the last step
 
-  /// Of the step's time, round by round; the median.
+  /// The share of the step's time, round by round; the median.
   double share(const std::vector<double>& seconds) const {
     std::vector<double> shares;
     for (std::size_t i = 0; i < steps.size(); ++i) shares.push_back(seconds[i] / steps[i]);

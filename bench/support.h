@@ -15,7 +15,8 @@
 #include "tessera/core/quantile.h"
 #include "tessera/kernels/philox.h"
 
-// What the benchmark programs share: the clock, the median, the command line (program.h), inputs.
+// Tools that the benchmark programs share: the clock, the median, the command line (program.h),
+// inputs.
 namespace tessera::bench {
 
 enum class Clock { kPassed, kRunning };  ///< seconds that passed, or that the process ran

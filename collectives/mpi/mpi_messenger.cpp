@@ -52,8 +52,9 @@ class MpiTransfer : public Messenger::Transfer {
   std::vector<MPI_Request> requests_;
 };
 
-/// What each of `processes` can have of a window: of what MPI's folder has free, half is left to
-/// others. Open MPI says on one process only that there is not enough, and the others wait for it.
+/// Bytes that each of `processes` can have of a window: of what MPI's folder has free, half is left
+/// to others. Open MPI says on one process only that there is not enough, and the others wait for
+/// it.
 std::uint64_t window_bytes(int processes) {
   constexpr std::uint64_t kGrain = 2U << 20U;
   struct statvfs folder {};
@@ -160,7 +161,7 @@ class MpiMessenger : public Messenger {
 
   void abort(std::string_view reason) noexcept override {
     const std::lock_guard lock(mutex_);
-    // What was reserved is not exceeded: memory may be short.
+    // Reserved memory is not exceeded: memory may be short.
     if (!abort_sends_.empty()) return;
     abort_text_ = reason.substr(0, abort_text_.capacity());
     for (int p = 0; p < processes_; ++p) {
@@ -249,5 +250,5 @@ class MpiMessenger : public Messenger {
 }  // namespace
 }  // namespace tessera
 
-/// What the library looks for in this module.
+/// The function that the library looks for in this module.
 extern "C" tessera::Messenger* tessera_make_mpi_messenger() { return new tessera::MpiMessenger(); }

@@ -43,7 +43,7 @@ class BlockPool {
     alignas(std::max_align_t) std::byte bytes[kBytes];
   };
 
-  /// What a thread has taken and not used yet, or been given and not passed on yet.
+  /// Blocks that a thread has taken and not used yet, or been given and not passed on yet.
   struct Own {
     Block* first = nullptr;   // of the chain in use
     Block* chains = nullptr;  // further ones

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// What ranks must agree on, as numbers that any group can carry.
+/// The facts that ranks must agree on, as numbers that any group can carry.
 struct Signature {
   std::int64_t kind = 0;
   std::int64_t input_dtype = 0;
@@ -37,7 +37,7 @@ Signature signature_of(const CollectiveCall& call) {
           .accumulate = call.accumulate ? 1 : 0};
 }
 
-/// The same of both ends of a pair, one of which sends while the other receives.
+/// A signature that both ends of a pair have, one of which sends while the other receives.
 Signature without_direction(Signature s) {
   const auto recv = static_cast<std::int64_t>(CollectiveKind::kRecv);
   if (s.kind == recv) s.kind = static_cast<std::int64_t>(CollectiveKind::kSend);
@@ -177,7 +177,7 @@ class CheckedGroup : public Interface {
     stream.submit({.name = "check"}, [both, ranks] { compare(*both, ranks); });
   }
 
-  /// The same through device memory. The host waits: it cannot compare before they are there.
+  /// Checks through device memory. The host waits: it cannot compare before signatures are there.
   static void check_on_gpu(std::vector<Signature> signatures, const std::vector<int>& ranks,
                            CudaStream& stream,
                            const std::function<void(TensorView signatures)>& communicate) {

@@ -28,8 +28,8 @@ struct CollectiveCall {
   }
 };
 
-/// What must fit in the calls of all ranks, or of both ends of a pair. Without pointers, so that it
-/// can be sent.
+/// The facts that must fit in the calls of all ranks, or of both ends of a pair. Without pointers,
+/// so that it can be sent.
 struct CallSummary {
   std::int32_t kind;
   std::int32_t peer;  ///< root; -1 for pairs

@@ -7,7 +7,7 @@
 #include "ordered_sum_wide_cuda.h"
 #include "tessera/core/error.h"
 
-// What the CUDA backend exports for process groups.
+// Functions that the CUDA backend exports for process groups.
 namespace tessera {
 namespace {
 

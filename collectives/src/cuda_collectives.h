@@ -5,7 +5,7 @@
 #include "tessera/collectives/nccl_group.h"
 #include "tessera/core/cuda_device.h"
 
-// What the CUDA backend exports for process groups: the seam between the library and the module.
+// The CUDA backend's exports for process groups: the seam between the library and the module.
 namespace tessera {
 
 /// One copy of a list that may run in any order: the destinations do not overlap.

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What a rank says to ProcessGroup::split.
+/// A rank's arguments of ProcessGroup::split.
 struct SplitSeat {
   int color = 0;
   int key = 0;

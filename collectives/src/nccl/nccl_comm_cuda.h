@@ -44,7 +44,7 @@ class NcclComm {
                                         int size);
   /// A blocking one. Waits until all ranks have called. `color` is at least 0.
   std::shared_ptr<NcclComm> split(int color, int key);
-  /// What is enqueued must have ended, and graphs that hold operations be destroyed; or the family
+  /// Enqueued work must have ended, and graphs that hold operations be destroyed; or the family
   /// be aborted, and have ended its communicators.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
@@ -59,12 +59,12 @@ class NcclComm {
   /// Returns why NCCL did not register it, or cannot use all that registering is for; nothing if it
   /// can.
   std::string register_buffer(void* address, std::size_t bytes);
-  /// What has gone wrong in the background.
+  /// The failure in the background, if there is one.
   std::optional<std::string> problem() const;
 
-  /// Of a call that the rank's thread has been in for the timeout or longer: what it waits for.
+  /// The wait of a call that the rank's thread has been in for the timeout or longer.
   std::optional<std::string> overdue() const;
-  /// What there is to abort; from then on the communicator is the caller's. If a thread is in a
+  /// The handles to abort; from then on the communicator is the caller's. If a thread is in a
   /// call, waits for it until `deadline`.
   struct Handles {
     ncclComm_t comm = nullptr;
@@ -76,7 +76,7 @@ class NcclComm {
  private:
   NcclComm(NcclFamily& family, ncclComm_t comm, int rank, int size)
       : family_(family), rank_(rank), size_(size), comm_(comm) {}
-  /// As `call`, but what NCCL answers in the end is the caller's to judge.
+  /// Does as `call`, but NCCL's answer in the end is the caller's to judge.
   ncclResult_t answer(std::string_view what,
                       const std::function<ncclResult_t(ncclComm_t)>& function);
   /// One call of NCCL, blocking or not.

@@ -117,7 +117,7 @@ class NcclFamily {
   FamilyEvent take_event();
   void give_back(cudaEvent_t event) noexcept;
   void watch();
-  /// What has gone wrong, if anything has. `mutex_` is held, as for the next four.
+  /// The failure, if there is one. `mutex_` is held, as for the next four.
   std::optional<Verdict> find_failure();
   /// Drops what is done.
   std::optional<Verdict> check_pending();
@@ -139,7 +139,7 @@ class NcclFamily {
   bool stopping_ = false;
   bool ended_ = false;  ///< the communicators, after an abort
   mutable std::mutex reason_mutex_;
-  // Of the abort; guarded by reason_mutex_.
+  // The abort's cause; guarded by reason_mutex_.
   ErrorCode code_ = ErrorCode::kAborted;
   std::string reason_;
   const NcclComm* culprit_ = nullptr;

@@ -218,7 +218,7 @@ class Enqueuer {
   const CudaCollectives& cuda_;
 };
 
-/// What one call needs, kept until it has been enqueued.
+/// The needs of one call, kept until it has been enqueued.
 struct Issue {
   std::shared_ptr<ThreadGroupState> state;
   int rank;

@@ -53,7 +53,7 @@ void reduce_scatter_body(ThreadOperation& op, Stream& stream) {
   op.await_all(Stage::kDone);
 }
 
-/// What a core sums before it hands the sum out: it finds it in its cache.
+/// Bytes that a core sums before it hands the sum out: it finds them in its cache.
 constexpr std::int64_t kSummedBytesPerThread = std::int64_t{256} << 10;
 
 // [Note: who writes a sum] Chunk r of every rank's buffer is read and written by rank r only: it
@@ -94,8 +94,8 @@ void all_reduce_body(ThreadOperation& op, Stream& stream) {
 void broadcast_body(ThreadOperation& op) {
   const int root = op.call().peer;
   op.publish();
-  // Of all, not of the root alone: a rank that means another root would leave, and publish its next
-  // call, while this one is compared.
+  // All are awaited, not the root alone: a rank that means another root would leave, and publish
+  // its next call, while this one is compared.
   op.await_all(Stage::kPublished);
   {
     const ThreadOperation::Reading reading(op);

@@ -17,10 +17,10 @@
 
 namespace tessera {
 
-/// What the ranks of one group share. A rank writes its own member only.
+/// State that the ranks of one group share. A rank writes its own member only.
 class ThreadGroupState : public Wakeable {
  public:
-  /// What peers need of a rank's call: one cache line, since it is news to each of them.
+  /// The part of a rank's call that peers need: one cache line, since it is news to each of them.
   struct alignas(64) Published {
     std::byte* input = nullptr;
     CallSummary summary{};

@@ -5,12 +5,12 @@
 
 namespace tessera {
 
-/// What gives up when the time is over.
+/// A limit after which a caller gives up.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds patience)
       : end_(std::chrono::steady_clock::now() + patience) {}
-  /// As poll() takes it.
+  /// The time left as poll() takes it.
   int milliseconds_left() const {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
                           end_ - std::chrono::steady_clock::now())

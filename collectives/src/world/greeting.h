@@ -12,19 +12,19 @@
 
 // [Note: greeting] Processes that meet over sockets prove to each other that they are of one job
 // before anything else that they say is believed. There are four messages, each of a fixed size.
-// Who has connected sends a random number and gets another; it says which process it is, with an
+// A process that has connected sends a random number and gets another; it says which it is, with an
 // HMAC of that and both numbers under the job's key; the other one answers with an HMAC of its own.
-// Who listens tells nothing before the first proof holds, but that a wrong one is wrong.
+// The one that listens tells nothing before the first proof holds, but that a wrong one is wrong.
 namespace tessera {
 
-/// What the greetings of a job are proved with.
+/// The key that proves the greetings of a job.
 using JobKey = std::array<unsigned char, 32>;
 
 /// From a secret that the processes of the job were given. If that is empty, from their port, which
 /// keeps other jobs out but nobody who means harm.
 JobKey make_job_key(const std::string& token, int port);
 
-/// What a process says of itself.
+/// A process's words of itself.
 struct Claim {
   std::int32_t process = -1;
   std::int32_t processes = 0;

@@ -20,7 +20,7 @@ struct SharedWindow {
 /// well.
 inline constexpr const char* kNoReason = "aborted, for no reason that was given";
 
-/// What connects the processes of a run before they share memory, and those that cannot share it.
+/// Connects the processes of a run before they share memory, and those that cannot share it.
 ///
 /// Every function but `exchange` and `share_window` may be called from any thread.
 class Messenger {

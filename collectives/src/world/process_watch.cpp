@@ -21,7 +21,7 @@ ProcessWatch::~ProcessWatch() {
 
 bool ProcessWatch::ended() const {
   if (handle_ < 0) {
-    // Of a process that has ended but was not waited for, the folder is there but no file in it.
+    // A process that has ended but was not waited for has a folder, but no file in it.
     return access(concat("/proc/", process_, "/fd/", file_).c_str(), F_OK) != 0;
   }
   pollfd over{.fd = handle_, .events = POLLIN, .revents = 0};

@@ -25,7 +25,7 @@ constexpr milliseconds kGreetingPatience{5000};
 /// through in three seconds. Who has begun to greet may be slow.
 constexpr std::size_t kMostGuests = 512;
 constexpr milliseconds kSilence{150}, kSlow{1000};
-/// Of so many addresses it is known who came from there.
+/// The number of addresses of which it is known who came from there.
 constexpr std::size_t kMostAddresses = 4;
 
 pollfd watched(const Socket& socket, int events) {

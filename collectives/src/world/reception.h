@@ -33,7 +33,7 @@ class Reception {
   std::optional<Arrival> next(const Deadline& deadline, const std::vector<Socket>& mesh);
 
   int port() const;
-  /// Who else came: "; 2 connections from 10.0.0.7 had another job's token"; empty if nobody.
+  /// Strangers that came: "; 2 connections from 10.0.0.7 had another job's token"; empty if nobody.
   std::string strangers() const;
 
  private:

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// What stands at the beginning of every arena. Zero at first, as fresh memory is.
+/// The beginning of every arena. Zero at first, as fresh memory is.
 struct ArenaHeader {
   static constexpr std::size_t kReasonBytes = 2048;
   std::atomic<std::uint32_t> left;         ///< 1: the process has finished well
@@ -47,7 +47,7 @@ class SharedMapping {
 };
 
 /// Hands out parts of the memory that this process shares with its machine's others. Thread-safe.
-/// What is freed may be handed out again and stays mapped, so a peer that still reads it reads
+/// Freed memory may be handed out again and stays mapped, so a peer that still reads it reads
 /// nonsense but never faults.
 ///
 /// [Note: files and windows] A file in memory is always there, and as large as the machine. A
@@ -74,7 +74,7 @@ class SharedArena {
 
   /// True if all of [address, address + bytes) is in here.
   bool contains(const void* address, std::size_t bytes) const;
-  /// Of an address in here. The window's first offset is mapping().bytes().
+  /// The offset of an address in here. The window's first offset is mapping().bytes().
   std::size_t offset_of(const void* address) const;
 
  private:

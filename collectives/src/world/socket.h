@@ -25,7 +25,7 @@ class Socket {
   int fd_ = -1;
 };
 
-/// Of TCP: what is written goes out at once, and an end that is gone is noticed.
+/// Sets up TCP: written data goes out at once, and an end that is gone is noticed.
 void set_up_connection(const Socket& socket);
 
 // The numeric addresses of a connection's two ends, without their ports.

@@ -15,8 +15,8 @@ namespace tessera {
 
 enum class FrameKind : std::uint32_t { kData = 0x74657301, kAbort, kLeave, kMore };
 
-/// What precedes the bytes of a part: the first one's (kData), which tells of the whole message, or
-/// a further one's (kMore). All machines have one byte order.
+/// The header of a part's bytes: the first one's (kData), which tells of the whole message, or a
+/// further one's (kMore). All machines have one byte order.
 struct FrameHeader {
   FrameKind kind = FrameKind::kData;
   std::uint32_t tag = 0;

@@ -148,13 +148,13 @@ class MeshMeeting {
   Socket& connection_to(int p) { return mesh_[static_cast<std::size_t>(p)]; }
   long long seconds() const { return rendezvous_.patience.count() / 1000; }
 
-  // Of process 0.
+  // Process 0 runs these.
   void be_first();
   std::string gather(Reception& reception);
   std::string problem_of(const Claim& claim) const;
   void tell_all(const std::string& line) const;
 
-  // Of the others.
+  // The others run these.
   void join_first();
   std::string report_to_first();
   void connect_to_earlier(const std::string& table);
@@ -305,7 +305,7 @@ void MeshMeeting::connect_to_earlier(const std::string& table) {
   words >> address >> port;
   for (int p = 1; p < process(); ++p) {
     words >> address >> port;
-    // What process 0 saw of a neighbour on its own machine is no address for others.
+    // The address that process 0 saw of a neighbour on its own machine is none for others.
     if (is_loopback(address)) address = rendezvous_.address;
     std::string problem;
     connection_to(p) = greet_at(address, port, p, problem);

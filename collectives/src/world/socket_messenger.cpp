@@ -240,7 +240,7 @@ bool SocketMessenger::drained() {
 
 // ---- The thread ---------------------------------------------------------------------------------
 
-/// What ends the thread ends the run.
+/// An error that ends the thread ends the run.
 void SocketMessenger::run_guarded() {
   try {
     run();

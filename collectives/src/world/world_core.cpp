@@ -124,7 +124,7 @@ int WorldCore::first_local_rank() const {
   return processes_on_host(process()) * options_.local_ranks;
 }
 
-/// Of the first `count` processes.
+/// Counts among the first `count` processes.
 int WorldCore::processes_on_host(int count) const {
   const std::string& own = peers_[static_cast<std::size_t>(process())].host;
   return static_cast<int>(std::count_if(peers_.begin(), peers_.begin() + count,
@@ -186,7 +186,7 @@ std::string WorldCore::reason() const {
 }
 
 std::string_view WorldCore::written_reason() const {
-  // Who writes it may have been killed.
+  // Its writer may have been killed.
   constexpr std::chrono::milliseconds kPatience{100};
   const auto begin = std::chrono::steady_clock::now();
   while (!is_written() && std::chrono::steady_clock::now() - begin < kPatience) {

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// What the ranks of one process have in common: the memory of the machine's processes, the
+/// State that the ranks of one process have in common: the memory of the machine's processes, the
 /// messenger, and whether the run has been aborted. A thread of its own watches the other
 /// processes.
 class WorldCore {

@@ -25,7 +25,7 @@ struct SharedMember {
   CallSummary call;
 };
 
-/// What messages from one rank to another belong to. Each has an order of its own.
+/// The uses of messages from one rank to another. Each has an order of its own.
 enum class MessageUse : std::uint32_t {
   kCollective,
   kSend,    ///< the summary and the data of a send
@@ -63,7 +63,7 @@ class WorldGroupState {
 
   /// True if the peer's memory can be read here.
   bool near(int peer) const { return core_->share_memory(world_rank(rank_), world_rank(peer)); }
-  /// Of near peers.
+  /// Near peers alone have a member.
   SharedMember& member(int rank) const { return members_[rank]; }
   SharedChannel& channel(int source, int destination) const {
     return channels_[source * size() + destination];

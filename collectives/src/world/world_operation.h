@@ -39,7 +39,7 @@ class WorldOperation {
   TensorView offered() const { return offered_; }
   /// The buffer that near `peer` offers.
   TensorView offered_by(int peer) const;
-  /// What was copied into and out of staging so far.
+  /// Bytes that were copied into and out of staging so far.
   std::int64_t copied_bytes() const { return copied_bytes_; }
   /// Copies from `offered()` back to where the caller wants it, if that is elsewhere.
   void unstage(const TensorView& staged, const TensorView& destination);

@@ -2,14 +2,14 @@
 
 #include "op_support.h"
 
-// What linear and mlp share: the products of a linear layer, with their costs.
+// Parts that linear and mlp share: the matmuls of a linear layer, with their costs.
 namespace tessera::ops {
 
 /// Throws unless weight (O, I) and bias (O) fit an input of shape (..., I) and this dtype.
 void check_linear(const char* op, const Shape& x, DType dtype, const Parameter& weight,
                   const Parameter* bias);
 
-/// What else run_linear does.
+/// Additions to the matmul of run_linear.
 struct LinearExtras {
   TensorView residual{};    // (rows, O); optional: added
   bool gelu = false;        ///< y = gelu(...), without a residual

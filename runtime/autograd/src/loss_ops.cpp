@@ -50,7 +50,7 @@ Tensor becoming_gradient(Tape& tape, const Value& x, const char* what) {
   return gradient;
 }
 
-/// Of a loss fused with the product that makes its logits.
+/// Options of a loss fused with the matmul that makes its logits.
 struct LossOptions {
   std::int32_t ignore_index = -1;
   float soft_cap = 0.0F;  ///< of the logits; 0: none

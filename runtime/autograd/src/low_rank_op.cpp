@@ -2,7 +2,7 @@
 
 #include "linear_parts.h"
 
-// What LoRA adds to a linear layer's output, by GEMMs alone:
+// LoRA's addition to a linear layer's output, by GEMMs alone:
 //
 //   h (rows, R) = scale * (x a^T);  y[:, columns] += h b^T
 //   db = dy^T h;  dh = scale * (dy b);  da = dh^T x;  dx = dh a

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kMlpOp = "mlp";
 
-/// What backward reads of the forward pass.
+/// Tensors of the forward pass that backward reads.
 struct SavedMlp {
   Saved x;
   Tensor pre;

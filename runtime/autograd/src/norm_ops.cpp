@@ -7,7 +7,7 @@ namespace {
 
 constexpr float kEpsilon = 1e-5F;  // GPT-2's
 
-/// What the normalisation keeps beside its input.
+/// Statistics that the normalisation keeps beside its input.
 struct Statistics {
   Tensor mean, rstd;  // (rows) fp32
 };
@@ -17,7 +17,7 @@ Statistics allocate_statistics(Tape& tape, std::int64_t rows) {
           .rstd = tape.activation(Shape{rows}, DType::kFloat32, "layer norm rstd")};
 }
 
-/// Of an RMS norm, which has no mean.
+/// Allocates those of an RMS norm, which has no mean.
 Statistics allocate_rms_statistics(Tape& tape, std::int64_t rows) {
   return {.mean = {}, .rstd = tape.activation(Shape{rows}, DType::kFloat32, "RMS norm rstd")};
 }
@@ -133,7 +133,7 @@ Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon, floa
 
 namespace {
 
-/// What is added and normalised: without `beta` by an RMS norm.
+/// The sum and its normalisation: without `beta` by an RMS norm.
 SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, Parameter& gamma,
                     Parameter* beta, float epsilon, float gamma_offset) {
   check_arguments(op, x, gamma, beta);

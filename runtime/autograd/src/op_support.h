@@ -5,7 +5,7 @@
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
 
-// What the operations of ops.h share: shapes as matrices, checks, costs, places to write to.
+// Helpers of the operations of ops.h: shapes as matrices, checks, costs, places to write to.
 namespace tessera::ops {
 
 /// Size of the last dimension; 1 for a scalar.

@@ -2,7 +2,7 @@
 
 #include "scale_parts.h"
 
-// What (IA)^3 multiplies an input or an output of a linear layer by:
+// (IA)^3 multiplies an input or an output of a linear layer by a scale:
 //
 //   y[:, columns] = x[:, columns] * scale;  dx = dy * scale;  d scale = column sums of dy * x
 //

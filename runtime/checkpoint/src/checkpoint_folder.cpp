@@ -109,7 +109,7 @@ std::vector<std::string> candidates_in(const std::string& folder) {
     return std::tuple(given_up, -candidate.step, candidate.replaced);
   });
   std::vector<std::string> paths;
-  // What `latest` names was there.
+  // The checkpoint that `latest` names was there.
   if (newest >= 0 && (all.empty() || all.front().step != newest)) {
     paths.push_back(in_folder(folder, latest));
   }

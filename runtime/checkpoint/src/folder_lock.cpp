@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// What the process that has the lock has written: "process 12 on node3".
+/// Text that the process with the lock has written: "process 12 on node3".
 std::string read_holder(int file) {
   std::array<char, 512> text{};
   const ssize_t read = pread(file, text.data(), text.size(), 0);

@@ -18,11 +18,11 @@ inline constexpr const char* kFetchAgain = "copy or download it again";
 /// its shape; nothing is known of them together, nor of names that repeat.
 SafetensorsHeader parse_header(const std::string& path, const std::string& text);
 
-/// What is wrong with the name of a tensor; "" if nothing is.
+/// The fault in the name of a tensor; "" if there is none.
 std::string problem_of(std::string_view name);
 
-/// What a tensor of this dtype and shape takes. Throws Error{kInvalidArgument} that says what is
-/// wrong, without the tensor's name.
+/// Bytes that a tensor of this dtype and shape takes. Throws Error{kInvalidArgument} that says what
+/// is wrong, without the tensor's name.
 std::int64_t bytes_of(const SafetensorsEntry& tensor);
 
 /// A name of a file's, in quotes, safe to show: anything may be in it.

@@ -120,7 +120,7 @@ Targets targets_in(const TrainingState& state, const Manifest& manifest, LoadedS
   return targets;
 }
 
-/// What the state needs of a file, in the order of its bytes.
+/// Runs that the state needs of a file, in the order of its bytes.
 std::vector<Run> runs_of(const SavedFile& file, const Manifest& manifest, const Targets& targets) {
   std::vector<Run> runs;
   std::int64_t place = data_begin(manifest, file);

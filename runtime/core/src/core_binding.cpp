@@ -48,7 +48,7 @@ class Division {
         request_(request),
         nodes_(topology.nodes()),
         ranks_(static_cast<std::size_t>(request.ranks)) {
-    // Who names CPUs knows where the GPUs are.
+    // A user who names CPUs knows where the GPUs are.
     const bool follow_gpus = request.cpus.empty() && !request.gpus.empty();
     if (!follow_gpus) return;
     gpu_nodes_.emplace();

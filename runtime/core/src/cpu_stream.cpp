@@ -37,7 +37,7 @@ CpuStream::~CpuStream() {
   worker_.join();
 }
 
-/// What a task submits to its own stream runs behind whatever the host has already enqueued, so
+/// A task that submits to its own stream gets behind whatever the host has already enqueued, so
 /// behind the readers of its result; and it would wait for itself.
 void CpuStream::refuse_own_task(std::string_view call) const {
   require(std::this_thread::get_id() != worker_.get_id(), ErrorCode::kInvalidArgument,
@@ -78,7 +78,7 @@ void CpuStream::synchronize() {
   const std::uint64_t pushes = pushes_;
   const auto reached = [&] { return executed_.load(std::memory_order_seq_cst) >= pushes; };
   lock.unlock();
-  // As in Gate: a few yields catch what is about to end.
+  // A few yields, as in Gate, catch what is about to end.
   for (int i = 0; i < kYields && !reached(); ++i) std::this_thread::yield();
   lock.lock();
   if (!reached()) {
@@ -132,7 +132,7 @@ void CpuStream::execute(Entry& entry) {
   } else if (!failed_) {
     run_task(entry);
   }
-  // What the task holds must be gone before a later event says that it is over.
+  // The task's holdings must be gone before a later event says that it is over.
   entry = Entry{};
   // Either this thread sees who sleeps, or that thread has seen the new number.
   executed_.fetch_add(1, std::memory_order_seq_cst);

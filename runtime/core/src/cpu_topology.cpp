@@ -18,8 +18,8 @@ namespace {
 
 using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
 
-/// Of those who ask graphics drivers, GPUs' libraries and libpciaccess, which never frees its list
-/// of devices; Linux itself knows where PCI devices are.
+/// Components that ask graphics drivers, GPUs' libraries and libpciaccess, which never frees its
+/// list of devices; Linux itself knows where PCI devices are.
 constexpr std::array kNotAsked{"pci", "gl", "opencl", "cuda", "nvml", "rsmi", "levelzero"};
 
 void describe_source(hwloc_topology_t topology, const TopologySource& source) {

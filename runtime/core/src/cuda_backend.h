@@ -2,8 +2,8 @@
 
 #include "tessera/core/cuda_device.h"
 
-// What the CUDA backend exports for core, by name: the one seam between program and module. The
-// kernels and collectives that it holds export theirs in the same way.
+// Functions that the CUDA backend exports for core, by name: the one seam of program and module.
+// The kernels and collectives that it holds export theirs in the same way.
 namespace tessera {
 
 using MakeCudaDevice = CudaDevice*(const CudaDeviceOptions& options);

@@ -8,7 +8,7 @@
 #include "status_cuda.h"
 #include "stream_cuda.h"
 
-// Of the kernels in this module.
+// The kernels in this module export these.
 extern "C" const tessera::KernelTable* tessera_cuda_kernels();
 extern "C" void tessera_cuda_probe();
 

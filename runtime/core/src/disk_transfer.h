@@ -29,10 +29,10 @@ struct PlacedExtent {
   std::vector<DiskBlock> blocks;  ///< of `block_bytes` each, the last one shorter
 };
 
-/// Of the hashes of all their blocks, in order of the file; 0 of those that were never written.
+/// A hash of the hashes of all their blocks, in order of the file; 0 for those never written.
 std::uint64_t hash_of(const std::vector<PlacedExtent>& extents);
 
-/// What one call of a disk store has for itself while it runs.
+/// Resources that one call of a disk store has for itself while it runs.
 struct DiskChannel {
   DiskQueue* queue = nullptr;
   std::byte* buffers = nullptr;  ///< (depth, block_bytes), aligned to kDiskAlignment

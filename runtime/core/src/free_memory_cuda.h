@@ -5,7 +5,7 @@
 
 namespace tessera::cuda {
 
-/// What the GPUs have free. NVML is asked, which needs no context: CUDA's own question makes one on
+/// Free memory of the GPUs. NVML is asked, which needs no context: CUDA's own question makes one on
 /// the GPU it is about, of some hundred MiB, and a process must not take those from ranks of
 /// others. Where NVML does not answer (not installed, MIG), CUDA is, and the thread's device stays
 /// what it was.
@@ -22,7 +22,8 @@ class FreeMemory {
  private:
   bool ask_nvml(const std::string& uuid, std::int64_t& bytes) const;
 
-  // Of NVML, as its header declares them; the last three are null where it cannot be used.
+  // NVML's types and functions, as its header declares them; the last three are null where it
+  // cannot be used.
   struct Memory {
     unsigned long long total, free, used;
   };

@@ -30,8 +30,8 @@ std::int64_t read_number(const std::string& path) {
   return file >> value ? value : kUnknown;
 }
 
-/// What the control groups (v2) around this process leave; unlimited if there are none. A limit may
-/// sit on any ancestor of the process's own group.
+/// Memory that the control groups (v2) around this process leave; unlimited without any. A limit
+/// may sit on any ancestor of the process's own group.
 std::int64_t available_in_cgroup() {
   std::int64_t available = std::numeric_limits<std::int64_t>::max();
   std::ifstream membership("/proc/self/cgroup");

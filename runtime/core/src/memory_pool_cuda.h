@@ -32,7 +32,7 @@ class MemoryPool {
   std::int64_t growths() const;
 
  private:
-  /// Of the current device; null if there is not as much left.
+  /// Takes memory of the current device; null if there is not as much left.
   void* take(std::size_t bytes) const;
   SegmentPool::Segment grow(std::size_t wanted, std::size_t needed);
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// As /proc writes names: a space is \040.
+/// Decodes names as /proc writes them: a space is \040.
 std::string without_escapes(const std::string& text) {
   std::string result;
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -14,8 +14,9 @@ namespace tessera::cuda {
 ///
 /// Registering memory with CUDA costs about 0.1 s per GB, so it is done once: the first request
 /// takes an arena of `arena_bytes`, the planned use of the run, and the others are cut from it.
-/// What does not fit gets segments of its own. Segments are mapped with huge pages and touched by
-/// threads on the CPUs of the one that asks: if it is bound to a NUMA node, they lie there.
+/// Blocks that do not fit get segments of their own. Segments are mapped with huge pages and
+/// touched by threads on the CPUs of the one that asks: if it is bound to a NUMA node, they lie
+/// there.
 class PinnedPool {
  public:
   /// `work`: counts the touching, and may end it; may be null.

@@ -25,11 +25,11 @@ class Moment : public Event::State {
   const std::weak_ptr<const Clock> clock;
   int to_submit = 1;  ///< arrivals that no stream has yet
   int to_come = 1;    ///< arrivals that have not run
-  /// Of an announced event: what to tell a stream that waits for it in vain.
+  /// The error of a stream that waits for an announced event in vain.
   std::function<Error()> overdue{};
 };
 
-/// What a stream has to do next: a task, an event to wait for, or one to arrive at.
+/// The next entry of a stream: a task, an event to wait for, or one to arrive at.
 struct Item {
   enum class Kind : std::uint8_t { kTask, kWait, kArrive } kind = Kind::kTask;
   Work work{};

@@ -30,7 +30,7 @@ class EventPool {
   std::vector<cudaEvent_t> free_;
 };
 
-/// What the streams of a device share with it.
+/// State that the streams of a device share with it.
 struct DeviceState {
   int ordinal = 0;
   bool nvtx = true;

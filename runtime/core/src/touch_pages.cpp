@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-/// What a thread takes at a time, of whole huge pages. Large enough for the call to cost nothing,
-/// small enough for a stop to be noticed within some 10 ms.
+/// Bytes that a thread takes at a time, in whole huge pages. Large enough for the call to cost
+/// nothing, small enough for a stop to be noticed within some 10 ms.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 20U;
 
 /// Writes to each page what it holds.
@@ -38,7 +38,7 @@ bool take(std::byte* begin, std::size_t bytes, bool may_write) {
   return true;
 }
 
-/// What the threads share.
+/// State that the threads share.
 class Pieces {
  public:
   Pieces(std::byte* begin, std::size_t bytes, const TouchOptions& options)

@@ -25,7 +25,7 @@ class UnlistedFile {
   bool go_direct();
   void go_buffered();
   bool direct() const { return direct_; }
-  /// Of the addresses of requests; 1: any.
+  /// Requests' addresses are multiples of it; 1: any.
   std::int64_t memory_alignment() const { return memory_alignment_; }
   /// Where it is buffered, has the kernel write a part soon, and give the memory for it back.
   void let_go(std::int64_t offset, std::int64_t bytes) const;

@@ -19,7 +19,7 @@ void require_parts_in_place(ContentWalk& walk, const Action& action) {
                     "works in place on a slot, where ranks' parts have no place of their own");
 }
 
-/// What a reduction makes of a gradient: the sum over the action's axes.
+/// A gradient after its reduction: the sum over the action's axes.
 Content summed(ContentWalk& walk, const Action& action, const Operand& operand) {
   Content content = walk.take(operand);
   const auto name = walk.name_of(operand.buffer);

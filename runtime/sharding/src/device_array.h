@@ -79,7 +79,7 @@ class DeviceArray {
   std::vector<void*> mirrors_;
 };
 
-/// The same with one more copy on the host, for what works there. It is at one place for ever,
+/// A DeviceArray with one more copy on the host, for work there. It is at one place for ever,
 /// where mirrors take turns; on a device whose memory is the host's it is the array itself.
 template <typename T>
 class ArrayOnTiers : public DeviceArray<T> {

@@ -135,7 +135,7 @@ Executor::Impl::Loaded::Loaded(Impl& impl, const Program& program, Memory& memor
   for (const Action& action : schedule.actions) names.push_back(describe(schedule, action));
 }
 
-/// What a GPU's libraries need once: the first step neither plans nor takes memory from the driver.
+/// Has a GPU's libraries prepared once: the first step neither plans nor takes the driver's memory.
 void Executor::Impl::prepare(Memory& memory) {
   if (options_.device != DeviceKind::kCuda) return;
   scratch_ = Tensor::empty(memory, Shape{kCudaScratchBytes}, DType::kUInt8,
@@ -215,7 +215,7 @@ void Executor::Impl::abandon(std::string_view reason) {
   rethrow_explained(failure);
 }
 
-/// What has come too late, or not at all, has a cause on another rank.
+/// A message that has come too late, or not at all, has a cause on another rank.
 void Executor::Impl::rethrow_explained(const std::exception_ptr& failure) const {
   try {
     std::rethrow_exception(failure);

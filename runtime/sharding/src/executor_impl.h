@@ -28,7 +28,7 @@ class Executor::Impl {
  public:
   Impl(TrainingState& state, const Model& model, const std::vector<Program>& programs,
        RankGroups& groups, Memory& memory, ExecutorOptions options);
-  /// What is still enqueued copies to and from memory that goes first.
+  /// Enqueued work may copy to and from memory that goes first, so it ends here.
   ~Impl() {
     try {
       lanes_.synchronize();

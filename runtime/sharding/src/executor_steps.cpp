@@ -14,7 +14,7 @@
 // How a step begins, is issued and ends.
 namespace tessera {
 
-/// What the optimizer reads is chosen on the device, by how many of the steps before are skipped,
+/// The optimizer's scalars are chosen on the device, by how many of the steps before are skipped,
 /// of which those in flight have not told the host yet: each of these adds a possibility.
 StepExchange::Given Executor::Impl::given_of(std::int64_t step, std::int64_t items,
                                              std::span<const double> rates) const {

@@ -176,7 +176,7 @@ void GradientSums::send(const Operand& gradient) {
   (*messages_)[{gradient.unit, schedule_.flats(gradient).front()}] = at(gradient.buffer);
 }
 
-/// What is not known of the sender reads "from" its unit.
+/// A gradient that is not known of the sender reads "from" its unit.
 void GradientSums::receive(const Operand& gradient) {
   const FlatId id{gradient.unit, schedule_.flats(gradient).front()};
   if (messages_ != nullptr && messages_->contains(id)) {

@@ -31,7 +31,7 @@ class SampleSum {
   void add(const SampleSum& other);
   /// Adds what `count` ranks hold, each `stride` samples further on than the one before.
   void add_ranks(const SampleSum& other, std::int64_t count, std::int64_t stride);
-  /// As a rank holds it whose samples begin `samples` later.
+  /// The sum that a rank holds whose samples begin `samples` later.
   SampleSum later(std::int64_t samples) const;
   /// Rounded to a format; twice is once.
   SampleSum rounded(DType format) const;
@@ -73,7 +73,7 @@ class GradientSums {
   /// The optimizer reads a unit's gradient.
   void use(const Operand& gradient);
 
-  /// What the optimizer has read, one flat parameter after the other.
+  /// Sums that the optimizer has read, one flat parameter after the other.
   std::vector<GradientSum> result() const;
 
  private:

@@ -39,7 +39,7 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
   const bool one_stream = groups.control() == nullptr && device.kind() == DeviceKind::kCpu;
   for (const Lane lane : kAllLanes) {
-    // Who reads a disk waits for it, and needs no core.
+    // A lane that reads a disk waits for it, and needs no core.
     const bool shares = (one_stream && !is_of_disk(lane)) || !uses(schedules, lane);
     if (lane != Lane::kCompute && shares) {
       lanes_[static_cast<std::size_t>(lane)] = &of(Lane::kCompute);
@@ -78,7 +78,7 @@ StreamOptions Lanes::stream_options(Lane lane) {
       ring->begin(work.program, work.action, work.step, seconds, work.goes_on);
     };
   }
-  // Of a GPU's tasks the host knows when it has issued them.
+  // The host knows of a GPU's tasks when it has issued them.
   ActionRing* const ended = device_.kind() == DeviceKind::kCpu ? ring : nullptr;
   if (options_.trace || ended != nullptr) {
     // A collective submits tasks of its own, without an action: they belong to the last one.
@@ -107,7 +107,7 @@ std::string Lanes::place_of_rank() const {
   return rank_in_words(schedule, schedule.pipeline.rank) + ": ";
 }
 
-/// Of a pipeline: where, and in which action.
+/// Says of a pipeline where, and in which action.
 std::string Lanes::failure_in_words(Lane lane, std::string_view what) const {
   const Work& work = running_[static_cast<std::size_t>(lane)];
   if (work.action < 0) return place_of_rank() + std::string(what);

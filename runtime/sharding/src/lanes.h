@@ -39,9 +39,9 @@ class Lanes {
   /// "pipeline rank 1, stage 1: ", for the reason of a failure; nothing without a pipeline.
   std::string place_of_rank() const;
 
-  /// What is issued on a lane from here to its next action belongs to none.
+  /// Work that is issued on a lane from here to its next action belongs to none.
   void end_action(Lane lane);
-  /// Of actions, one of each, since the last call, in order of lane and time.
+  /// Spans of actions, one of each, since the last call, in order of lane and time.
   std::vector<ActionSpan> take_spans();
 
  private:

@@ -15,7 +15,7 @@ std::vector<Shape> layer_input_shapes(const Model& model, const ModelLayout& lay
                                MemoryCategory::kData, "inputs");
   batch.targets = Tensor::empty(memory, source.target_shape(samples), source.target_dtype(),
                                 MemoryCategory::kData, "targets");
-  // As in training: where that is not so, a pass may be over a part of the batch.
+  // The key is there as in training: without it, a pass may be over a part of the batch.
   const Tensor key = Tensor::empty(memory, Shape{kRandomKeyWords}, DType::kInt64,
                                    MemoryCategory::kData, "key of dropout");
   std::vector<Shape> shapes{Shape{0}};

@@ -23,7 +23,7 @@ class LayerRunner {
               const StepBuffers& buffers, Memory& memory, const ExecutorOptions& options,
               bool predicts);
 
-  /// What the last layer has returned in a micro-step of a schedule that predicts, in fp32.
+  /// Values that the last layer has returned in a micro-step of a schedule that predicts, in fp32.
   struct Prediction {
     Shape shape;
     std::vector<float> values;
@@ -112,7 +112,7 @@ class LayerRunner {
   std::int64_t classes_ = 0;
   LayerParameters parameters_;
 
-  /// What a layer's forward leaves. The next layer takes the output away; backward, the rest.
+  /// Results of a layer's forward. The next layer takes the output away; backward, the rest.
   struct Activation {
     Tensor output{};
     std::unique_ptr<Tape> tape{};

@@ -55,7 +55,7 @@ int append(FlatParameter& flat, const ParameterSpec& spec, std::int64_t alignmen
   return static_cast<int>(flat.tensors.size()) - 1;
 }
 
-/// What decides on the flat parameter that a tensor belongs to, without tensors.
+/// The flat parameter, without tensors, that a tensor belongs to.
 FlatParameter flat_for(const ParameterSpec& spec) {
   const bool quantized = spec.format != WeightFormat::kNone;
   const std::string kind = quantized ? "quantized" : spec.trainable ? "parameter" : "frozen";

@@ -29,7 +29,7 @@ class MicroBatches {
   std::int64_t index_of(std::int64_t step, int micro_step) const {
     return division_.index_of(step, micro_step, place_);
   }
-  /// That of its first sample.
+  /// The index of its first sample.
   std::int64_t first_sample_of(std::int64_t step, int micro_step) const {
     return division_.first_sample_of(step, micro_step, place_);
   }

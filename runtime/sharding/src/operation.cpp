@@ -54,7 +54,7 @@ void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& t
   charge(traffic, CollectiveKind::kAllReduce, kWordBytes, schedule.mesh.world_size());
 }
 
-/// What a copy moves of one operand; activations are as large as their copies on the host.
+/// Bytes that a copy moves of one operand; activations are as large as their copies on the host.
 std::int64_t copied_bytes(const Schedule& schedule, const Operand& from, const Operand& to) {
   return operand_bytes(schedule, schedule.buffer(from).is_activation() ? to : from);
 }

@@ -46,7 +46,7 @@ SegmentRates OptimizerRunner::rates_of(const ParameterSpec& spec) const {
 
 /// Where this rank's optimizer shard overlaps each tensor, and at what rates.
 void OptimizerRunner::plan_segments(const TrainingState& state) {
-  // As the layout counts: an element's place among all depends on no division into units.
+  // Elements count as in the layout: a place among all depends on no division into units.
   const std::int64_t alignment = flat_alignment(state.options().optimizer_tensors);
   std::int64_t elements = 0;
   for (const auto& [id, layout] : trainable_flats(state.layout())) {

@@ -21,7 +21,7 @@ class OptimizerRunner {
   void step(StepContext& context, const Action& action, Stream& stream);
 
  private:
-  /// What the optimizer needs to know of this rank's part of a flat parameter.
+  /// Facts of this rank's part of a flat parameter that the optimizer needs.
   struct FlatUpdate {
     std::vector<OptimizerSegment> segments{};  ///< relative to that part
     std::int64_t first_element = 0;            ///< where it begins if all flat parameters were one

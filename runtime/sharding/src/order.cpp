@@ -26,7 +26,7 @@ StateOptions whole_state(const Schedule& schedule) {
   return options;
 }
 
-/// What this pipeline rank does, in its order.
+/// The passes of this pipeline rank, in its order.
 std::vector<StageEvent> stage_events(const Schedule& schedule) {
   const PipelineOptions& pipeline = schedule.pipeline;
   const PipelineShape shape = pipeline_shape(schedule);

@@ -50,7 +50,7 @@ void ParameterExport::gather_own_flat(const FlatId& id, std::int64_t numel,
   stream_.synchronize();  // the task refers to what is here
 }
 
-/// The same of a quantised one, in bytes.
+/// Gathers a quantised flat parameter, in bytes.
 std::vector<std::byte> ParameterExport::gather_quantized(const FlatId& id) {
   const std::int64_t bytes = layout_.flat_of({id.unit, id.flat}).padded_numel;
   DeviceArray<std::uint8_t> whole(device_, bytes);

@@ -6,7 +6,7 @@
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/schedule.h"
 
-// What passes of planning share.
+// Tools that passes of planning share.
 namespace tessera {
 
 /// Adds a buffer to the schedule's. Its index.
@@ -16,7 +16,7 @@ int add_buffer(Schedule& schedule, ScheduleBuffer buffer);
 /// name, and those of all that a buffer held are of all that it holds then.
 void set_state(Schedule& schedule, const StateOptions& options);
 
-/// The same state of ranks that keep all of it on the device.
+/// Options of the state of ranks that keep all of it on the device.
 StateOptions on_device(StateOptions options);
 
 /// True of a unit's flat parameter as it is kept from step to step.
@@ -64,7 +64,7 @@ inline bool moves_frozen_alone(const Placement& placement, bool has_frozen) {
   return placement.frozen.has_value() && !placement.frozen->empty() && has_frozen;
 }
 
-/// What an order knows of the pipeline that the schedule is a part of.
+/// The pipeline that the schedule is a part of, as orders know it.
 PipelineShape pipeline_shape(const Schedule& schedule);
 
 }  // namespace tessera

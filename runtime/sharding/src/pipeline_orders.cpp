@@ -72,7 +72,7 @@ Passes forwards_and_backwards(const PipelineShape& shape, int rank, int ahead, b
   return passes;
 }
 
-/// As many forwards come first as there are stages behind this one.
+/// First come as many forwards as there are stages behind this one.
 /// Source: Megatron-LM, pipeline_parallel/schedules.py.
 Passes one_forward_one_backward(const PipelineShape& shape, int rank) {
   return forwards_and_backwards(shape, rank, shape.ranks - rank - 1, false, 0);
@@ -166,8 +166,8 @@ Passes taken(Passes passes, const PipelineShape& shape) {
   return passes;
 }
 
-/// Of an evaluation: groups of micro-steps pass through the stages of a rank in their order, which
-/// cannot come to a standstill whichever rank has which stage.
+/// The order of an evaluation: groups of micro-steps pass through the stages of a rank in their
+/// order, which cannot come to a standstill whichever rank has which stage.
 Passes forwards(const PipelineShape& shape, int rank) {
   std::vector<int> own;
   for (int stage = 0; stage < shape.stages; ++stage) {

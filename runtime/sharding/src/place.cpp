@@ -50,7 +50,7 @@ class Placing {
   std::map<std::pair<int, int>, int> inputs_;  ///< by layer and micro-step: the buffer on the host
 };
 
-/// As many buffers for a layer as micro-steps are between its forward and its backward at a time.
+/// Adds as many buffers for a layer as micro-steps are between its forward and backward at a time.
 void Placing::add_inputs() {
   if (schedule_.offload_activations.empty()) return;
   const auto layers = schedule_.layers.size();
@@ -134,7 +134,7 @@ void Placing::gather(Action action) {
   actions_.push_back(std::move(action));
 }
 
-/// What every rank has whole, but not on the device: a copy.
+/// A copy to the device of what every rank has unsharded elsewhere.
 Operand Placing::bring(std::vector<Operand> from, const Action& pass) {
   const Operand whole = add_content(from, BufferKind::kWholeSlot, Tier::kDevice, pass.micro_step);
   copy(Lane::kCopyIn, bring_closer(std::move(from), false), whole);

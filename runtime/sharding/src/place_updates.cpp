@@ -173,7 +173,7 @@ std::vector<int> PlaceUpdates::read_state(const FlatId& id) {
   return held;
 }
 
-/// What was read from disk goes back, but for parameters of which ranks have updated parts.
+/// State that was read from disk goes back, but for parameters of which ranks have updated parts.
 void PlaceUpdates::write_state(const FlatId& id, const std::vector<int>& held) {
   const bool in_parts = schedule_.placement.parameter != schedule_.placement.optimizer;
   for (std::size_t i = 0; i < held.size(); ++i) {
@@ -291,7 +291,7 @@ void PlaceUpdates::begin() {
 void PlaceUpdates::place(Action action, std::size_t index) {
   const bool gathers = action.operation == &operations::kAllGather;
   if (gathers && schedule_.is_of_kind(action.writes.front(), BufferKind::kState)) {
-    // What the host has updated is gathered with its optimizer step.
+    // Parameters that the host has updated are gathered with their optimizer step.
     if (at(id_of(schedule_, action.writes.front())).is_updated_on_host) return;
   }
   if (action.operation == &operations::kOptimizerStep) return step(std::move(action));

@@ -15,7 +15,7 @@
 //    next use is (nearly) the next pass, it would be brought again before the release anyway, or
 //    the policy keeps parameters until backward.
 // 2. Residencies are numbered by first use; those that begin with the same pass share a number.
-//    What brings number i is issued just before the pass with which number i - depth begins. So
+//    Number i is brought by actions just before the pass with which number i - depth begins. So
 //    `depth` of them are in flight ahead of use, and all-gather i + 1 is issued before the reshard
 //    or the reduction of i.
 // 3. Decoded parameters are in a buffer around each use.
@@ -25,7 +25,7 @@
 namespace tessera {
 namespace {
 
-/// What comes in one format, and what is decoded: each is joined and issued for itself.
+/// Contents of one format, or decoded ones: each is joined and issued for itself.
 struct Ring {
   Role role = Role::kParameter;
   DType format = DType::kFloat32;
@@ -36,7 +36,7 @@ struct Ring {
 
 Ring ring_of(const ScheduleBuffer& buffer) { return {buffer.role, buffer.format}; }
 
-/// What is of a unit in a ring: it comes and goes together.
+/// A unit's contents in a ring: they come and go together.
 struct Piece {
   int unit = 0;
   FlatSet flats{};
@@ -113,7 +113,7 @@ class Residencies {
   std::map<Piece, std::size_t> open_;  ///< the one of its last use
 };
 
-/// What nothing cuts is here because it comes from the host: it is not kept, to save memory.
+/// Contents that nothing cuts come from the host: they are not kept, to save memory.
 bool Residencies::is_kept(const Residency& residency, int next) const {
   if (next - residency.last <= 2) return true;  // at most one pass in between: as good as kept
   return keeps_ && residency.is_cut &&

@@ -6,7 +6,7 @@
 #include "tessera/sharding/contents.h"
 #include "tessera/sharding/operation.h"
 
-// What the rules of operations share: finding operands among those of an action.
+// Tools of the rules of operations: they find operands among those of an action.
 namespace tessera::rules {
 
 /// The first operand whose buffer has this role; null: there is none.
@@ -16,7 +16,7 @@ const Operand* find_buffer(const std::vector<Operand>& operands, int buffer);
 /// The first operand of this kind; null: there is none.
 const Operand* find_scalars(const Schedule& schedule, const std::vector<Operand>& operands,
                             BufferKind kind);
-/// The same; a violation if it is not there.
+/// The operand with scalars of this kind; a violation if it is not there.
 const Operand* scalars(ContentWalk& walk, const std::vector<Operand>& operands, BufferKind kind);
 /// Requires that an operation touches so many operands, and no others.
 bool has_operands(ContentWalk& walk, const Action& action, std::size_t reads, std::size_t writes);

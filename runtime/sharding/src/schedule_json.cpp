@@ -23,7 +23,7 @@ Json names_of(const std::vector<Item>& items, const std::vector<int>& indices) {
   return names;
 }
 
-/// As the text names them: "h.1", "h.1+parameter-fp32".
+/// Gradients as the text names them: "h.1", "h.1+parameter-fp32".
 Json gradients_of(const Schedule& schedule, const ScheduleLayer& layer) {
   Json words = Json::array();
   for (const FlatId& id : layer.gradients) {

@@ -84,7 +84,7 @@ void read_tensors(PlanOptions& options, PolicyWords words) {
   }
 }
 
-/// Of listed passes: those of pipeline ranks, one rank after the other.
+/// Writes listed passes: those of pipeline ranks, one rank after the other.
 std::string write_passes(const PlanOptions& options) {
   std::string text;
   for (std::size_t rank = 0; rank < options.pipeline.listed.size(); ++rank) {

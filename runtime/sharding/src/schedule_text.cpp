@@ -106,7 +106,7 @@ std::string with_flats(const Schedule& schedule, int unit, FlatSet flats) {
   return text;
 }
 
-/// The same of one, which is not named if it is the first.
+/// A unit with one flat parameter, which is not named if it is the first.
 std::string with_flat(const Schedule& schedule, const FlatId& id) {
   return with_flats(schedule, id.unit, id.flat == 0 ? FlatSet() : FlatSet{id.flat});
 }

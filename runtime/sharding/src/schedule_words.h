@@ -6,7 +6,7 @@
 
 #include "tessera/sharding/schedule.h"
 
-// What writing and reading a schedule's text share.
+// Words that writing and reading a schedule's text share.
 namespace tessera {
 
 inline constexpr std::string_view kScheduleTitle = "schedule 5";  // the version of the format

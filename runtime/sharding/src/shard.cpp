@@ -188,7 +188,7 @@ void Sharding::reduce(const Action& cast) {
                       .axes = route_.sent_axes});
 }
 
-/// What remains to be reduced once per step.
+/// Reduces once per step what remains.
 void Sharding::finish(const Operand& gradient) {
   if (std::ranges::find(finished_, gradient.buffer) != finished_.end()) return;
   finished_.push_back(gradient.buffer);

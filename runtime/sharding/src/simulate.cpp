@@ -91,7 +91,7 @@ class MemoryWalk {
     steps_[program].before = with_planned(memory_.current());
     runs_ = false;
   }
-  /// Of the action that ran, and of those up to `index`, which have no work.
+  /// Notes the memory of the action that ran, and of those up to `index`, which have no work.
   void reach(std::size_t index) {
     StepMemory& step = steps_[program_];
     const MemoryUse now = with_planned(memory_.current());
@@ -120,7 +120,7 @@ class MemoryWalk {
   bool runs_ = false;     ///< the action before it
 };
 
-/// What Executor::gather_parameters takes of the pool for the largest unit.
+/// Takes from the pool what Executor::gather_parameters takes for the largest unit.
 void gather_largest(SimDevice& device, const ModelLayout& layout) {
   std::int64_t largest = 0;
   for (const Unit& unit : layout.units) {
@@ -236,7 +236,7 @@ class SimulatedRank {
   std::unique_ptr<Executor> executor_;
 };
 
-/// What stays is taken from the plans alone; the run contributes what comes and goes.
+/// Lasting memory is taken from the plans alone; the run contributes what comes and goes.
 Simulation SimulatedRank::take() {
   walk_.end();
   result_.step_memory = walk_.take();

@@ -91,7 +91,7 @@ std::size_t take_longest_free(std::vector<Occupation>& contents, std::size_t lea
   return count;
 }
 
-/// What decides on the ring that a content is in, and the order of rings among buffers.
+/// The key that decides on a content's ring, and on the order of rings among buffers.
 struct RingKey {
   BufferKind kind;
   Role role;
@@ -301,7 +301,7 @@ void Slots::replace_contents() {
 }
 
 /// State, what else units have, slots, scalars, activations: each in the order of units and rings.
-/// What no action names goes, but for slots of rings whose turn does not come.
+/// Buffers that no action names go, but for slots of rings whose turn does not come.
 void Slots::sort_buffers() {
   std::vector<bool> is_named(schedule_.buffers.size());
   for (const Action& action : schedule_.actions) {

@@ -52,11 +52,11 @@ class StepBuffers {
   /// Throws Error{kInvalidArgument} if the schedule was planned for another state.
   StepBuffers(const Schedule& schedule, const TrainingState& state, const BufferPool& pool);
 
-  /// What an operand names: that part of the buffer. Of several flat parameters, the first.
+  /// The part of the buffer that an operand names. Of several flat parameters, the first.
   TensorView view(const Operand& operand) const;
-  /// The same of one of the flat parameters that it names, which lie one after the other in a slot.
+  /// The part of one of the flat parameters that it names, which lie one after the other in a slot.
   TensorView view(const Operand& operand, int flat) const;
-  /// The same of a buffer on disk, whose view has no data.
+  /// The place of a buffer on disk, whose view has no data.
   DiskPlace disk_place(const Operand& operand) const;
   /// Where that part begins in the unit's flat parameter.
   std::int64_t first_element(const Operand& operand) const;

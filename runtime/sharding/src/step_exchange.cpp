@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// What all ranks together add to the squared norm.
+/// Checks how many terms all ranks together add to the squared norm.
 void check_terms(const ModelLayout& layout) {
   std::int64_t blocks = 0;
   for (const Unit& unit : layout.units) {

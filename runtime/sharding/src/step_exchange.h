@@ -32,7 +32,7 @@ class StepExchange {
                ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
                bool counts_hits, bool updates_early);
 
-  /// What the host knows of a step.
+  /// Numbers of a step that the host knows.
   struct Given {
     std::int64_t items = 0;  ///< of this rank
     /// One; with loss scaling, those to choose from (see DeviceLossScaler::begin_step).
@@ -59,7 +59,7 @@ class StepExchange {
 
   /// Where this rank's losses are added up: an exact sum.
   TensorView loss_sum() const { return sums_.view(kExactSumWords, kExactSumWords); }
-  /// The same for the squares of its part of the gradient.
+  /// This rank's sum of the squares of its part of the gradient.
   TensorView square_sum() const { return sums_.view(0, kExactSumWords); }
   /// Where this rank's hits are counted, if they are; see CrossEntropyArgs.
   TensorView hits() const {

@@ -103,7 +103,7 @@ Event StepGraph::run(const Step& step, StepExchange& exchange,
   return results;
 }
 
-/// What a graph holds cannot be watched piece by piece. A whole step takes as long as its work, for
+/// A graph's actions cannot be watched one by one. A whole step takes as long as its work, for
 /// which the longest so far is a measure, and as long as it waits for others, for which there is a
 /// timeout.
 void StepGraph::replay(const Step& step, CudaGraph& graph, CudaStream& origin) {

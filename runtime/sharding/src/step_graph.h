@@ -38,7 +38,7 @@ class StepGraph {
   /// of the second step for ever. Returns when its results are in the host's memory.
   Event run(const Step& step, StepExchange& exchange, const std::function<void(int action)>& issue);
 
-  // Of an action that is issued while its graph is captured.
+  // These are for actions that are issued while their graph is captured.
   bool capturing() const { return capturing_; }
   /// True if an action waits for this earlier one within its graph; else the graphs' order sees to
   /// it.

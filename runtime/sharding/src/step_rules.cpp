@@ -135,7 +135,7 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
     const bool on_disk = tier_of(buffer) == Tier::kDisk;
-    // What is in other memory follows by copies.
+    // State in other memory follows by copies.
     const bool is_here = on_disk || tier_of(buffer) == schedule.buffer(*gradient).tier;
     if (!is_here) continue;
     const Operand* const from =

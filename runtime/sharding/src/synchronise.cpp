@@ -11,7 +11,7 @@
 // when the earlier one has finished: by the order of their lane, by a wait, or by a chain of these.
 //
 // 1. The list stands for two steps, one after the other: actions of the second are numbered on.
-//    What conflicts two steps apart conflicts with what lies between, so two are enough.
+//    Actions that conflict two steps apart conflict with what lies between, so two are enough.
 // 2. Of the conflicts of an action, the last one of each lane is enough, since a lane runs in
 //    order. These, and the action before it on its own lane, are what it *follows*: one action, or
 //    none, for each lane. Of a buffer, the last write and the reads since then are enough: what
@@ -40,7 +40,7 @@ constexpr PerLane nothing() {
 
 std::size_t lane_of(const Action& action) { return static_cast<std::size_t>(action.lane); }
 
-/// What has been done to a buffer.
+/// The last accesses to a buffer.
 struct BufferHistory {
   int write = kNothing;       ///< the last one
   PerLane reads = nothing();  ///< since then
@@ -93,7 +93,7 @@ void Synchronisation::run() {
   }
 }
 
-/// What an action follows: of each lane, its last conflict; of its own, the action before it.
+/// The actions that one follows: of each lane, its last conflict; of its own, the action before it.
 PerLane Synchronisation::followed_by(int number) {
   PerLane followed = nothing();
   const auto follow = [&](int other) {

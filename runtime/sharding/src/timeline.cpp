@@ -38,7 +38,7 @@ double exposed_seconds(std::vector<Interval> communication, std::vector<Interval
   for (auto [begin, end] : communication) {
     begin = std::max(begin, covered_to);
     while (begin < end) {
-      // What ends by `begin` hides nothing that follows: begins only grow.
+      // Spans that end by `begin` hide nothing that follows: begins only grow.
       while (next < compute.size() && compute[next].second <= begin) ++next;
       if (next == compute.size() || compute[next].first >= end) {
         exposed += end - begin;

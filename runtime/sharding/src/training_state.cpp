@@ -364,7 +364,7 @@ void TrainingState::write_parameters(const ProduceChunk& produce, Stream& stream
   stream.synchronize();  // the chunk dies here
 }
 
-/// The same for a tensor on disk: blocks of a file are written whole.
+/// Produces a tensor on disk: blocks of a file are written whole.
 void TrainingState::produce_on_disk(const StateTensor& tensor, const ProduceChunk& produce,
                                     Stream& stream) {
   const std::int64_t most = chunk_numel(device_);

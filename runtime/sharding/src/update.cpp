@@ -153,7 +153,7 @@ void Update::finish(const FlatId& id, const Operand& norm) {
                       .writes = {norm}});
 }
 
-/// Of mirrors to the ranks that keep the units, when no pass is left.
+/// Mirrors send theirs to the ranks that keep the units, when no pass is left.
 void Update::send_gradients() {
   for_each_flat([&](const FlatId& id) {
     if (state(id).gradient < 0 || unit(id).mirrors < 0) return;

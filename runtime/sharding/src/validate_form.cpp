@@ -92,7 +92,7 @@ class FormCheck {
         " elements, and shards of the unit are not");
   }
 
-  /// What a layer keeps for its backward, on the host.
+  /// Checks what a layer keeps for its backward, on the host.
   void check_input(const ScheduleBuffer& buffer) {
     if (!in_range(buffer.layer, s_.layers.size())) {
       return add(buffer.name, " is for layer ", buffer.layer, " of ", s_.layers.size());
@@ -115,7 +115,7 @@ class FormCheck {
     }
   }
 
-  /// What a layer leaves on the device, or its gradient; or a micro-step's batch.
+  /// Checks what a layer leaves on the device, or its gradient; or a micro-step's batch.
   void check_activation(const ScheduleBuffer& buffer) {
     const bool batch = buffer.kind == BufferKind::kBatch;
     if (!batch && !in_range(buffer.layer, s_.layers.size())) {
@@ -213,7 +213,7 @@ class FormCheck {
     }
   }
 
-  /// What is kept from step to step is sharded as the placement says.
+  /// State is sharded as the placement says.
   void check_state(const ScheduleBuffer& buffer) {
     const ScheduleFlat& flat = s_.flat(buffer.unit, buffer.flat);
     const bool parameter = buffer.role == Role::kParameter;

@@ -13,7 +13,7 @@ namespace {
 
 std::size_t index_of(Lane lane) { return static_cast<std::size_t>(lane); }
 
-// Of each lane, the last action that has finished before something else starts; -1: none.
+// By lane, the last action that has finished before something else starts; -1: none.
 struct Clock {
   Clock() { last.fill(-1); }
   void join(const Clock& other) {
@@ -24,7 +24,7 @@ struct Clock {
   std::array<int, kLanes> last{};
 };
 
-// Who has touched a buffer.
+// The actions that have touched a buffer.
 struct Access {
   int writer = -1;  // the last one
   Clock readers;    // since then, the last one of each lane

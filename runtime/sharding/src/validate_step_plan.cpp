@@ -112,7 +112,7 @@ class StepPlanCheck {
   const Action& action(const Node& node) const {
     return of(node.rank).actions[static_cast<std::size_t>(node.action % count(node.rank))];
   }
-  /// The same with its rank, for actions of another rank than the violation's.
+  /// An action's name with its rank, for actions of another rank than the violation's.
   std::string full_name_of(const Node& node) const {
     const int stage = stage_named_by(of(node.rank), action(node));
     return concat(name_of(node), " of pipeline rank ", node.rank,
@@ -166,7 +166,7 @@ void StepPlanCheck::check_headers() {
   }
 }
 
-/// What a message holds, as both sides must name it, and its size.
+/// A message's content, as both sides must name it, and its size.
 std::string StepPlanCheck::content_of(int rank, const Action& message) const {
   const Schedule& schedule = of(rank);
   const Operand& operand = message.writes.empty() ? message.reads.front() : message.writes.front();
@@ -288,7 +288,7 @@ void StepPlanCheck::number_nodes() {
   }
 }
 
-/// What an action follows: where lists are blocking, the action before it alone, since waits and
+/// The actions that one follows: where lists are blocking, the one before it alone, since waits and
 /// lanes point back in the list.
 std::vector<Node> StepPlanCheck::before(const Node& node, bool blocking) const {
   const int actions = count(node.rank);
@@ -373,7 +373,7 @@ std::vector<Violation> validate(const StepPlan& step) {
   for (std::size_t rank = 0; rank < step.ranks.size(); ++rank) {
     for (Violation& violation : validate(step.ranks[rank])) {
       if (step.ranks.size() > 1) {
-        // Of an action without form, no field need mean anything.
+        // An action without form has no field that need mean anything.
         const int action = violation.rule == Rule::kForm ? -1 : violation.action;
         violation.message = concat(place_text(step.ranks[rank], rank, action), violation.message);
       }

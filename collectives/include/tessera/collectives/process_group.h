@@ -76,9 +76,9 @@ class ProcessGroup {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// What errors of operations call this group: "the messages from pipeline rank 0 to 1". Before
-  /// its first operation, the same on all ranks. Not passed on by split(). NCCL's and simulated
-  /// groups have no use for it.
+  /// The name of this group in errors of operations: "the messages from pipeline rank 0 to 1".
+  /// Before its first operation, the same on all ranks. Not passed on by split(). NCCL's and
+  /// simulated groups have no use for it.
   virtual void set_label(const std::string& /*label*/) {}
 
   /// `output` (n * size) receives `input` (n) of every rank in rank order. In place when `input` is

@@ -24,7 +24,7 @@ class SimMeetings {
   const std::shared_ptr<Family> family_;
 };
 
-/// The same of a communicator called `name`, `present` of whose ranks are simulated: each makes its
+/// A group of a communicator called `name`, `present` of whose ranks are simulated: each makes its
 /// end with the same arguments but `rank`. The k-th call of one meets the k-th call of every other.
 /// On its stream each arrives when what was submitted before is over, the call's cost included, and
 /// all go on when the last has arrived. Calls between two ranks of more meet by themselves: the

@@ -71,7 +71,7 @@ struct SumAndNorm {
 /// Residual addition and layer norm in one pass over memory. `x` becomes the sum.
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
                           Parameter& beta);
-/// The same with an RMS norm.
+/// add_layer_norm() with an RMS norm.
 SumAndNorm add_rms_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma, float epsilon,
                         float gamma_offset = 0.0F);
 
@@ -88,7 +88,7 @@ Value relu(Tape& tape, Value x);
 /// silu(gate) * up of x (..., 2 F) = gate | up -> (..., F). Dropped and recomputed under selective
 /// recomputation.
 Value swiglu(Tape& tape, Value x);
-/// The same with GELU's tanh form instead of SiLU.
+/// swiglu() with GELU's tanh form instead of SiLU.
 Value geglu(Tape& tape, Value x);
 
 /// How `heads` makes attention's input; see HeadsForwardArgs.
@@ -123,7 +123,7 @@ struct KeyValueCache {
   TensorView keys{}, values{};  ///< (K, at least positions + N, D); see CachedAttentionArgs
   std::int64_t positions = 0;
 };
-/// The same for the N next positions of one sequence, qkv (1, N, 3 C) -> (1, N, C), whose keys and
+/// Attention of the N next positions of one sequence, qkv (1, N, 3 C) -> (1, N, C), whose keys and
 /// values are stored behind those that are there. Without recording.
 Value cached_attention(Tape& tape, const Value& qkv, std::int64_t heads, std::int64_t window,
                        const KeyValueCache& cache, const AttentionScores& scores = {});

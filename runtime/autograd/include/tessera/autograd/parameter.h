@@ -36,16 +36,16 @@ struct ParameterSpec {
   /// kernels may take for rows of it. They are no part of the parameter: its shape, counts,
   /// checkpoints and hashes do not have them.
   std::int64_t row_multiple = 1;
-  /// Of one that is not trained: how it is stored. Layers read it as any other.
+  /// How a parameter that is not trained is stored. Layers read it as any other.
   WeightFormat format = WeightFormat::kNone;
-  /// That it is kept in and read in, whatever the run's precision; unset: the run's. Parameters of
+  /// The type that it is kept and read in, whatever the run's precision; unset: the run's. Those of
   /// a unit that are kept alike are one flat parameter.
   std::optional<DType> dtype{};
-  /// Of one that joins published matrices which are quantised one by one: the rows of each.
+  /// The rows of each published matrix that it joins, which are quantised one by one.
   std::vector<std::int64_t> joined{};
 };
 
-/// Of a quantised one.
+/// Sizes of a quantised parameter.
 inline QuantizedSizes quantized_sizes(const ParameterSpec& spec) {
   return quantized_sizes(spec.format, spec.shape, spec.joined);
 }

@@ -71,7 +71,7 @@ class Saved {
   Saved(const Tensor& tensor, std::shared_ptr<Rematerialization> remake);
   /// The tensor; recomputed (once, for all that saved it) if it was dropped.
   Tensor get() const;
-  /// The same, which needs nothing any more to be got.
+  /// This tensor, which needs nothing any more to be got.
   Saved computed() const { return Saved(get(), nullptr); }
 
  private:
@@ -93,19 +93,19 @@ struct TapeOptions {
   /// (1) int64, in device memory: the global number of the micro-batch's first sample, whose random
   /// numbers are not those of other samples. None: 0.
   TensorView first_sample = {};
-  /// Of the last layer whose backward is another action than its forward: no gradient of a
+  /// True for the last layer if its backward is another action than its forward: no gradient of a
   /// parameter is in place in forward, so a fused loss computes its gradients in backward. Its
   /// losses are the same.
   bool loss_backward_apart = false;
   /// The name of a layer that does not declare that it reads the batch (Layer::reads_batch):
   /// batch() throws. Empty: the batch may be read.
   std::string_view without_batch = {};
-  /// Of the micro-batch. 0: as many as the first dimension of the batch's inputs.
+  /// Samples of the micro-batch. 0: as many as the first dimension of the batch's inputs.
   std::int64_t samples = 0;
   /// (kHitWords) int64, in device memory, without recording: where a loss counts its hits (see
   /// CrossEntropyArgs). None: it counts none.
   TensorView hits = {};
-  /// What the layer keeps from pass to pass; see Layer::kept_numel.
+  /// Elements that the layer keeps from pass to pass; see Layer::kept_numel.
   TensorView kept = {};
   int threads = 1;  ///< of the stream; the scratch of kernels may grow with it
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
@@ -163,7 +163,7 @@ class Tape {
 
   /// Throws Error{kInvalidArgument} if the layer does not declare that it reads the batch.
   const Batch& batch() const;
-  /// Of the micro-batch.
+  /// Samples of the micro-batch.
   std::int64_t samples() const;
   const TapeOptions& options() const { return options_; }
   bool recording() const { return options_.record; }

@@ -58,13 +58,13 @@ std::string find_checkpoint(const std::string& path);
 /// The checkpoint that the file `best` of a folder names; "" if there is none.
 std::string find_best_checkpoint(const std::string& folder);
 
-/// What is damaged in a checkpoint, as far as its manifest and the sizes of its files tell; "" if
-/// it is whole. What is in the files is not read: see verify_files().
+/// The damage of a checkpoint, as far as its manifest and the sizes of its files tell; "" if
+/// it is whole. Contents of the files are not read: see verify_files().
 std::string damage_of(const std::string& path);
 
 struct WholeCheckpoint {
   std::string path;  ///< "" if none is whole
-  /// Of those that were passed over: what is damaged in each.
+  /// The damage of each that was passed over.
   std::vector<std::string> damages;
 };
 /// A checkpoint and what is wrong with it.
@@ -72,7 +72,7 @@ struct DamagedCheckpoint {
   std::string path;
   std::string damage;
 };
-/// The same as find_checkpoint(), but of a folder the newest that is whole: the one of `latest`,
+/// Does as find_checkpoint(), but of a folder takes the newest that is whole: that of `latest`,
 /// else those of the steps before it, then those after it. A checkpoint itself is not looked at.
 /// `known`: some whose damage shows only when they are read.
 WholeCheckpoint find_whole_checkpoint(const std::string& path,

@@ -62,12 +62,12 @@ struct BestEvaluation {
 /// Multiple of every element's size, so that no element lies in two.
 inline constexpr std::int64_t kChunkBytes = std::int64_t{16} << 20;
 
-/// What a checkpoint is of, and where its elements lie. Written last: a folder without it is no
+/// The content of a checkpoint, and where its elements lie. Written last: a folder without it is no
 /// checkpoint.
 struct Manifest {
   std::int64_t step = 0;     ///< optimizer steps done
   std::int64_t samples = 0;  ///< of the run's endless sequence that were read: where it goes on
-  /// Of a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
+  /// Set by a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
   std::optional<LossScalerState> loss_scaler{};
   std::optional<BestEvaluation> best{};  ///< of a run that compares its evaluations
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
@@ -101,7 +101,7 @@ std::string to_text(const Manifest& manifest);
 /// a hash that does not match, a file whose size is not what its pieces need, an element that no
 /// file has or two have.
 Manifest parse_manifest(std::string_view text, const std::string& path);
-/// Of the checkpoint in a folder. Throws Error{kNotFound} if there is none.
+/// Reads that of the checkpoint in a folder. Throws Error{kNotFound} if there is none.
 Manifest read_manifest(const std::string& folder);
 
 }  // namespace tessera

@@ -18,7 +18,8 @@
 
 namespace tessera {
 
-/// What is saved of a model's parameters. `stochastic_rounding`: as OptimizerOptions has it.
+/// Entries that are saved of a model's parameters. `stochastic_rounding`: as OptimizerOptions has
+/// it.
 std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const StateOptions& options,
                                              bool stochastic_rounding);
 
@@ -40,7 +41,7 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
 SavedFile describe_file(const std::vector<SavedParameter>& parameters, const ModelLayout& layout,
                         const StateOptions& options, int rank);
 
-/// What is taken from a checkpoint.
+/// Parts that are taken from a checkpoint.
 enum class LoadedState : std::uint8_t {
   kAll,
   kValues,  ///< the fp32 values of the parameters; bf16 parameters are rounded from them

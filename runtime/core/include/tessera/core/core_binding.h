@@ -28,7 +28,7 @@ struct BindRequest {
   int quota = 0;                    ///< cores' worth of time; see cgroup_cores(). 0: no limit
 };
 
-/// What a rank gets.
+/// CPUs and cores that a rank gets.
 struct RankCores {
   CpuList cpus{};
   int cores = 0;             ///< physical ones of those CPUs
@@ -56,7 +56,7 @@ struct CoreBinding {
 /// Throws Error{kConfig} if a CPU of `cpus` is not in the topology.
 CoreBinding divide_cores(const CpuTopology& topology, const BindRequest& request);
 
-/// The same where each rank's process may run on a part of the machine, masks[rank]: ranks with the
+/// Binds where each rank's process may run on a part of the machine, masks[rank]: ranks with the
 /// same mask divide it. If masks overlap nobody is bound. Policy and reason are those of the ranks
 /// whose mask rank `own` has.
 CoreBinding divide_masks(const CpuTopology& topology, const BindRequest& request,

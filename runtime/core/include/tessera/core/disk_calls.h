@@ -41,7 +41,7 @@ enum class DiskBackend {
   kThreads,  ///< threads that call pread and pwrite
 };
 
-/// What O_DIRECT asks of requests to a file.
+/// Alignment that O_DIRECT asks of requests to a file.
 struct DirectAlignment {
   bool known = false;                   ///< the kernel tells (statx, from Linux 6.1)
   std::int64_t memory = 0, offset = 0;  ///< bytes; 0 and known: the file takes no O_DIRECT

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// What the host does before the first step and after the last one that may take long.
+/// Work of the host before the first step and after the last one that may take long.
 enum class HostTask : std::uint8_t { kTouchPages, kInitialize, kLoad, kHash };
 inline constexpr int kHostTasks = 4;
 
@@ -58,7 +58,7 @@ class HostWork {
   std::atomic<bool> starting_ = true;
 };
 
-/// Of work that nobody watches, nothing.
+/// Notes nothing if nobody watches.
 inline void begin_work(HostWork* work, HostTask task, std::int64_t bytes) {
   if (work != nullptr) work->begin(task, bytes);
 }

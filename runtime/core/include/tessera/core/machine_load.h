@@ -32,7 +32,7 @@ struct MachineReading {
 
 MachineReading read_machine(const MachinePlaces& places = {});
 
-/// What a measurement on some cores was kept from, each as a share; 0: of nothing.
+/// Time that a measurement on some cores was kept from, each as a share; 0: none.
 struct MachineLoad {
   double others = 0.0;     ///< of the cores: what other programs had of them
   double stolen = 0.0;     ///< of the CPUs: what the hypervisor had of them

@@ -12,7 +12,7 @@ namespace tessera {
 /// The named axes of a mesh, outermost first.
 enum class Axis : std::uint8_t { kPipeline, kReplicate, kShard };
 
-/// What an axis divides.
+/// A row of the table that says what each axis divides.
 struct AxisRow {
   Axis axis;
   std::string_view name;

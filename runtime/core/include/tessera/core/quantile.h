@@ -8,7 +8,7 @@
 // How repeated measurements are summed up, wherever Tessera measures: a median, and its spread.
 namespace tessera {
 
-/// Of a sorted copy, the value at `share` of the way, between two values in proportion; 0 of none.
+/// The value at `share` of the way in a sorted copy, between two in proportion; 0 of none.
 inline double quantile(std::vector<double> values, double share) {
   if (values.empty()) return 0.0;
   std::sort(values.begin(), values.end());

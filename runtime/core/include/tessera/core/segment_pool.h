@@ -37,7 +37,7 @@ class SegmentPool {
   /// Aligned to kAlignment if the segments are. Throws what Grow throws.
   Address allocate(std::size_t bytes);
   void deallocate(Address address) noexcept;
-  /// Of all segments.
+  /// Bytes of all segments.
   std::int64_t reserved_bytes() const { return reserved_; }
   int segments() const { return segments_; }
 

@@ -42,7 +42,7 @@ Storage& disk();
 
 /// Writes a small file whole: create, write, sync.
 void write_file(Storage& storage, const std::string& path, const std::string& text);
-/// The same of files by their names in `folder`, of which those with a slash get a folder within.
+/// Writes files by their names in `folder`; those with a slash get a folder within.
 void write_files(Storage& storage, const std::string& folder, const std::vector<NamedText>& files);
 
 }  // namespace tessera

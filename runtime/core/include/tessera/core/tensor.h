@@ -25,7 +25,7 @@ class Shape {
   int rank() const { return rank_; }
   std::int64_t operator[](int i) const { return dims_[static_cast<std::size_t>(i)]; }
   std::int64_t numel() const;  ///< Throws Error{kInvalidArgument} above 2^58.
-  /// The same shape with another size of dimension `dim`.
+  /// This shape with another size of dimension `dim`.
   Shape with(int dim, std::int64_t size) const {
     Shape result = *this;
     result.dims_[static_cast<std::size_t>(dim)] = size;
@@ -66,7 +66,7 @@ struct TensorView {
 
   /// Elements [begin, begin + count) of dimension `dim`; shares memory.
   TensorView narrow(int dim, std::int64_t begin, std::int64_t count) const;
-  /// The same elements under another shape of equal numel. Requires contiguity.
+  /// These elements under another shape of equal numel. Requires contiguity.
   TensorView reshape(Shape shape) const;
   /// All elements as one dimension. Requires contiguity.
   TensorView flat() const { return reshape(Shape{numel()}); }

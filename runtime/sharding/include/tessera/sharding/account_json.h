@@ -17,7 +17,7 @@ nlohmann::ordered_json calls_to_json(const Traffic& traffic);
 
 /// By direction: "device_to_host" and "host_to_device".
 nlohmann::ordered_json tier_copies_to_json(const Traffic& traffic);
-/// The same between the disk and the host: "host_to_disk", "disk_to_host".
+/// Bytes copied between the disk and the host: "host_to_disk", "disk_to_host".
 nlohmann::ordered_json disk_copies_to_json(const Traffic& traffic);
 
 }  // namespace tessera

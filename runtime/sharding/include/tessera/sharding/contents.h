@@ -81,9 +81,9 @@ class ContentWalk {
   /// is what the operand says, that it fits the buffer, and that nobody still needs what is there:
   /// slots, scalars and activations are written once before they are released.
   void write(const Operand& operand, const Content& content);
-  /// What an activation holds, for a change of where it is. Requires that it holds something.
+  /// An activation's content, for a change of where it is. Requires that it holds something.
   Content& change(const Operand& operand);
-  /// As read; and if the buffer is a slot, the next may have it.
+  /// Reads it; and if the buffer is a slot, the next may have it.
   Content take(const Operand& operand);
   /// Records for gradient_sums() that `to` gets the numbers of `from`, unchanged.
   void carry(const Operand& from, const Operand& to);
@@ -146,7 +146,7 @@ class ContentWalk {
   ShardNesting nesting_;
   std::vector<Violation>& violations_;
   GradientSums* sums_;
-  /// What is known of a flat parameter.
+  /// Facts of a flat parameter.
   struct Flat {
     std::vector<int> writers{};  ///< layers that contribute to its gradient, in order of backward
     std::vector<int> state{};    ///< buffers

@@ -84,7 +84,7 @@ struct StepResult {
   std::int64_t items = 0;      ///< tokens of all ranks and micro-steps
   double learning_rate = 0.0;  ///< of this step, or what it would have been of one that is skipped
   std::optional<LossScaleResult> loss_scale{};  ///< with ExecutorOptions::loss_scaling
-  /// Of an evaluation: losses of classes, and those of them whose largest logit was the target's;
+  /// An evaluation's losses of classes, and those of them whose largest logit was the target's;
   /// see CrossEntropyArgs::hits. Zero where the last layer's loss is another one.
   std::int64_t classified = 0, correct = 0;
 };
@@ -104,8 +104,8 @@ struct FullParameter {
 struct Program {
   const Schedule* schedule = nullptr;
   const BatchSource* source = nullptr;
-  /// Of an evaluation's schedule: its passes take no losses, and what the last layer returns is
-  /// handed out by Executor::predict.
+  /// True of an evaluation's schedule whose passes take no losses; Executor::predict hands out what
+  /// the last layer returns.
   bool predicts = false;
 };
 
@@ -138,7 +138,7 @@ class Executor {
   /// called before all steps that have begun are finished; then their work is over.
   void begin_step(std::int64_t step, double learning_rate, std::size_t program = 0);
   StepResult finish_step();
-  /// The same with a learning rate that is chosen by the number of steps that were not skipped.
+  /// Begins a step with a learning rate that is chosen by the number of steps not skipped.
   /// Whether one that is in flight is skipped is not known yet, so it is asked for each number that
   /// there may be.
   void begin_step(std::int64_t step, const RateOfStep& rate, std::size_t program = 0);
@@ -156,7 +156,7 @@ class Executor {
   StepResult evaluate(std::size_t program, std::int64_t samples,
                       const std::function<void(std::int64_t batch)>& after_batch = {});
 
-  /// What the last layer returns, in fp32, for the samples first_sample and on.
+  /// Takes what the last layer returns, in fp32, for the samples first_sample and on.
   using OnPrediction = std::function<void(std::int64_t first_sample, const Shape& shape,
                                           std::span<const float> values)>;
   /// Runs a program that predicts once, on the samples that belong to `step` (counted from 0), and
@@ -187,7 +187,7 @@ class Executor {
   /// All of them at once.
   std::vector<FullParameter> gather_parameters();
 
-  /// What this rank has sent and copied so far: RankGroups::traffic() and the schedules' copies.
+  /// Bytes that this rank has sent and copied: RankGroups::traffic() and the schedules' copies.
   Traffic traffic() const;
 
   /// When the actions of the last step ran, if ExecutorOptions::trace; of several, if they were in
@@ -209,7 +209,7 @@ struct ActionMemory {
   MemoryPeak highest;
   MemoryUse after;
 };
-/// The same along a step, in the order in which actions are issued.
+/// Memory along a step, in the order in which actions are issued.
 struct StepMemory {
   MemoryUse before;                   ///< of the first action
   std::vector<ActionMemory> actions;  ///< by index
@@ -221,10 +221,10 @@ struct Simulation {
   /// Memory::peak() of a real run, to the byte.
   MemoryPeak memory;
   MemoryPeak host_memory;  ///< the same of Memory::peak(Tier::kHost)
-  /// Of a GPU: what its memory pool takes for that, CudaDevice::reserved_bytes() of a real run.
+  /// Bytes that a GPU's memory pool takes for that, CudaDevice::reserved_bytes() of a real run.
   /// With what parameters take that are gathered between steps.
   std::int64_t reserved_bytes = 0;
-  /// Of a GPU: the passes of attention, each once.
+  /// The passes of attention on a GPU, each once.
   std::set<CudaAttentionCall> attention_calls;
   Traffic traffic;                ///< of one step; equals Executor::traffic() of a real one
   std::vector<ActionSpan> spans;  ///< in the virtual seconds that ExecutorOptions::cost charges
@@ -244,7 +244,7 @@ std::vector<Simulation> simulate(std::span<const std::vector<Program>> ranks,
                                  const ModelLayout& layout, const Model& model,
                                  const StateOptions& state,
                                  std::span<const ExecutorOptions> options);
-/// The same for one schedule that trains.
+/// Simulates one schedule that trains.
 Simulation simulate(const Schedule& schedule, const ModelLayout& layout, const Model& model,
                     const BatchSource& source, const ExecutorOptions& options);
 

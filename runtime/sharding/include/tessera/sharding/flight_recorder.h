@@ -46,7 +46,7 @@ class ActionRing {
 
   ActionRing();
 
-  // Of the thread that writes.
+  // The thread that writes calls these.
   /// `goes_on`: what follows without being begun may belong to it, see resume().
   void begin(int program, int action, std::int64_t step, double seconds, bool goes_on = false);
   /// The last one goes on, if it was begun so: it has not ended after all.
@@ -75,7 +75,7 @@ class ActionRing {
   bool goes_on_ = false;
 };
 
-/// What one rank has done lately: its lanes' actions and its host's phases. Written all the time,
+/// Recent work of one rank: its lanes' actions and its host's phases. Written all the time,
 /// at a cost of some nanoseconds per action; read when something has gone wrong.
 ///
 /// On the CPU a record begins and ends when the action does. On a CUDA device it begins when the

@@ -32,7 +32,7 @@ inline constexpr std::int64_t kFlatAlignment = 64;
 struct FlatTensor {
   ParameterSpec spec;
   std::int64_t offset = 0;  ///< elements
-  /// Of one that is quantised: where layers find it, in a flat parameter as if it were not.
+  /// Where layers find a quantised one, in a flat parameter as if it were not.
   std::int64_t decoded_offset = 0;
 
   bool is_quantized() const { return spec.format != WeightFormat::kNone; }

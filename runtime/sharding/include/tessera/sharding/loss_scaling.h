@@ -16,7 +16,7 @@ struct LossScaling {
   }
 };
 
-/// What a step came to.
+/// The outcome of a step.
 struct LossScaleResult {
   float scale = 1.0F;    ///< that this step had
   bool skipped = false;  ///< an element of the gradient was not finite, on some rank

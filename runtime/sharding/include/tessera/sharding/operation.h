@@ -27,7 +27,8 @@ enum class OperandTiers : std::uint8_t {
   kAny,
 };
 
-/// What a pass does of its layer. Its operands follow from this, see rules::pass() and planners:
+/// The part of its layer that a pass does. Its operands follow from this, see rules::pass() and
+/// planners:
 ///   reads   `forward`: ScheduleLayer::forward_reads and the output of the layer before;
 ///           `backward`: backward_reads and, but of the last layer, the gradient of the output;
 ///           not `forward`: what the forward has kept; of the last layer: the number of tokens, if

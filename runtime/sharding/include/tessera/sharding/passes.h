@@ -21,8 +21,8 @@ struct PlanPass {
 /// All of them, in their order.
 std::span<const PlanPass> plan_passes();
 
-/// What the first pass takes: units, layers and options, without buffers and actions. Throws as
-/// plan() does.
+/// The schedule that the first pass takes: units, layers and options, without buffers and actions.
+/// Throws as plan() does.
 Schedule describe_step(const ModelLayout& layout, const PlanOptions& options);
 
 /// The step of one rank: passes through layers by micro-step, with buffers of a micro-step's

@@ -21,7 +21,7 @@ std::vector<std::vector<StagePass>> parse_pipeline_csv(std::string_view text,
 /// messages no time. Throws Error{kConfig} if the passes cannot go on.
 std::string pipeline_csv(const std::vector<std::vector<StagePass>>& passes,
                          const PipelineShape& shape);
-/// The same of the step that a schedule is a part of: of all pipeline ranks.
+/// A table of the step that a schedule is a part of: of all pipeline ranks.
 std::string pipeline_csv(const Schedule& schedule);
 
 }  // namespace tessera

@@ -16,8 +16,8 @@ struct Placement {
   AxisSet parameter;
   AxisSet gradient;
   AxisSet optimizer;
-  /// Of parameters that are not trained; unset: as those that are. A unit is gathered at once, so
-  /// where both are sharded, they are sharded alike.
+  /// Axes of parameters that are not trained; unset: as those that are. A unit is gathered at once,
+  /// so where both are sharded, they are sharded alike.
   std::optional<AxisSet> frozen{};
 
   AxisSet frozen_axes() const { return frozen.value_or(parameter); }

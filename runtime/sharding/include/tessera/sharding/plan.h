@@ -32,11 +32,11 @@ std::vector<std::int64_t> layer_input_numels(const Model& model, const ModelLayo
 std::vector<std::int64_t> stage_input_numels(const std::vector<std::int64_t>& layer_inputs,
                                              const std::vector<int>& first_layers);
 
-/// The same training step with a snapshot of the state as it is before the step: copies to host
+/// A training step with a snapshot of the state as it is before the step: copies to host
 /// memory on a lane of their own, beside the step's work, in the order of the updates, each of
-/// which waits for what it would overwrite. Of every state tensor, this rank's part if all axes
-/// shard it. Parameters that are kept beside their fp32 master weights follow from these and are
-/// not copied, unless `rounded_at_random`.
+/// which waits for what it would overwrite. It has of every state tensor this rank's part if all
+/// axes shard it. Parameters that are kept beside their fp32 master weights follow from these and
+/// are not copied, unless `rounded_at_random`.
 Schedule with_snapshot(const Schedule& step, bool rounded_at_random);
 
 }  // namespace tessera

@@ -52,7 +52,7 @@ struct StateOptions {
   double disk_parameters = 0.0;
 };
 
-/// What a step keeps in memory to save time, and what it computes again to save memory.
+/// How far a step keeps things in memory to save time, and computes them again to save memory.
 struct StepPolicy {
   int prefetch_forward = 1;   ///< unshards issued ahead of use in forward
   int prefetch_backward = 1;  ///< the same in backward, and reductions in flight behind it

@@ -23,7 +23,7 @@ struct SampleDivision {
   std::int64_t index_of(std::int64_t step, std::int64_t micro_step, std::int64_t place) const {
     return (step * micro_steps + micro_step) * places + place;
   }
-  /// That of its first sample.
+  /// The index of its first sample.
   std::int64_t first_sample_of(std::int64_t step, std::int64_t micro_step,
                                std::int64_t place) const {
     return index_of(step, micro_step, place) * micro_batch;

@@ -43,7 +43,7 @@ std::string_view to_string(Lane lane);
 constexpr bool is_communication(Lane lane) {
   return lane == Lane::kGather || lane == Lane::kReduce || lane >= Lane::kSend;
 }
-/// Of messages between pipeline ranks: the lane on which the other rank has the same message.
+/// The lane on which the other pipeline rank has the same message.
 constexpr Lane opposite(Lane lane) {
   switch (lane) {
     case Lane::kSend:
@@ -60,7 +60,7 @@ constexpr Lane opposite(Lane lane) {
 }
 /// To and from the disk.
 constexpr bool is_of_disk(Lane lane) { return lane == Lane::kDiskIn || lane == Lane::kDiskOut; }
-/// The same, and to and from the host.
+/// True of lanes to and from the disk or the host.
 constexpr bool is_copying(Lane lane) {
   return lane == Lane::kCopyOut || lane == Lane::kCopyIn || is_of_disk(lane);
 }
@@ -79,7 +79,7 @@ enum class Role : std::uint8_t {
 };
 std::string_view to_string(Role role);
 
-/// What a buffer is to a step.
+/// A buffer's use in a step.
 enum class BufferKind : std::uint8_t {
   kState,       ///< a tensor of a unit's training state
   kGradient,    ///< of a unit: what its micro-steps add up to
@@ -214,7 +214,7 @@ struct Action {
   int micro_step = -1;       ///< the same
   int peer = -1;             ///< of messages: the other pipeline rank
   std::vector<int> waits{};  ///< earlier actions of other lanes that must have finished
-  /// The same, of the step before: actions of other lanes.
+  /// Actions of other lanes, of the step before, that must have finished.
   std::vector<int> previous_waits{};
   bool operator==(const Action&) const = default;
 };
@@ -226,7 +226,7 @@ struct FlatId {
   auto operator<=>(const FlatId&) const = default;
 };
 
-/// What a layer touches: units, by index, and the batch.
+/// A layer and what it touches: units, by index, and the batch.
 struct ScheduleLayer {
   std::string name;
   std::vector<int> forward_reads;   ///< parameters read by forward
@@ -338,10 +338,10 @@ struct Schedule : PlanOptions {
   AxisSet axes_of(const ScheduleFlat& flat) const {
     return flat.trainable ? placement.parameter : placement.frozen_axes();
   }
-  /// What a buffer can hold of a unit: its own flat parameter; of a slot on the way to layers all
-  /// in the slot's format; of other slots the first trainable one.
+  /// Flat parameters of a unit that a buffer can hold: its own flat parameter; of a slot on the way
+  /// to layers all in the slot's format; of other slots the first trainable one.
   FlatSet flats_in(const ScheduleBuffer& buffer, int unit) const;
-  /// What an operand names of its unit.
+  /// Flat parameters of its unit that an operand names.
   FlatSet flats(const Operand& operand) const {
     return operand.flats.empty() ? flats_in(buffer(operand), operand.unit) : operand.flats;
   }
@@ -359,11 +359,11 @@ struct Schedule : PlanOptions {
     return (buffer.role == Role::kDecoded ? flat.decoded_numel : flat.numel) /
            (buffer.block > 1 ? buffer.block : 1);
   }
-  /// The same of a buffer that is a unit's.
+  /// Elements of a buffer that is a unit's.
   std::int64_t own_numel(const ScheduleBuffer& buffer) const {
     return numel_in(buffer, flat(buffer.unit, buffer.flat));
   }
-  /// The same of all that an operand names, before sharding.
+  /// Elements of all that an operand names, before sharding.
   std::int64_t numel(const Operand& operand) const;
   /// Index of the first buffer on the device with this role, unit and flat parameter; -1: none.
   int find(Role role, int unit, int flat = 0) const;

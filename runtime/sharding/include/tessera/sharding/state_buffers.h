@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// What make_layout() takes for an optimizer that keeps these: so each block lies in one shard, and
+/// The alignment of a layout for an optimizer that keeps these: each block lies in one shard, and
 /// belongs to one parameter.
 std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors);
 
@@ -21,11 +21,11 @@ std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors);
 /// are fp32, and so the master weights. A schedule's persistent buffers are these. Where master
 /// weights and the optimizer's tensors are on disk, all else is as if they were on the host. A
 /// pipeline rank keeps the units of its layers; shares that are away from the device are of these.
-/// Of a mirror it keeps the parameters alone, and those only if the unit is another rank's. Throws
+/// It keeps of a mirror the parameters alone, and those only if the unit is another rank's. Throws
 /// Error{kConfig} where a placement does not allow for parameters away from the device, and
 /// Error{kInvalidArgument} if the layout was made for an optimizer with smaller blocks.
 std::vector<ScheduleBuffer> state_buffers(const ModelLayout& layout, const StateOptions& options);
-/// The same of units as a schedule knows them.
+/// Buffers of the state of units as a schedule knows them.
 std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units,
                                           const StateOptions& options);
 

@@ -32,9 +32,9 @@ class StepContext {
   const Schedule& schedule() const { return schedule_; }
   /// The elements that an operand names. Not of scalars and activations.
   TensorView view(const Operand& operand) const;
-  /// The same of one of the flat parameters that it names, by index.
+  /// The view of one of the flat parameters that it names, by index.
   TensorView view(const Operand& operand, int flat) const;
-  /// Of a buffer on disk, whose view has no data.
+  /// The place of a buffer on disk, whose view has no data.
   DiskPlace disk_place(const Operand& operand) const;
   /// Where it begins in its unit's flat parameter.
   std::int64_t first_element(const Operand& operand) const;

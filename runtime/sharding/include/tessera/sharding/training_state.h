@@ -98,7 +98,7 @@ class TrainingState {
   void write(std::string_view name, std::int64_t first, std::span<const float> values,
              Stream& stream);
 
-  /// The same of a tensor whose elements are bytes: a quantised flat parameter, or codes.
+  /// Writes a tensor whose elements are bytes: a quantised flat parameter, or codes.
   void write_bytes(std::string_view name, std::int64_t first, std::span<const std::byte> bytes,
                    Stream& stream);
   /// Writes the bytes of a whole parameter, as many as quantized_sizes() says.
