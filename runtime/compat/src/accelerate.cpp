@@ -47,7 +47,7 @@ class Accelerate {
     if (top_.has("ipex_config")) {
       top_.differ("ipex_config", "Accelerate 1.15 refuses the key, which it knew before");
     }
-    if (const auto debug = top_.flag("debug")) top_.honour("debug", "check_collectives", *debug);
+    top_.pass_on("debug", "check_collectives");
     attempt([this] { read_affinity(); });
     read_device();
     read_small_sections();
@@ -331,7 +331,7 @@ class Accelerate {
         mesh.refuse(kStages, "is ", stages, ", which needs distributed_type: FSDP, MULTI_GPU or ",
                     "MULTI_CPU; with MEGATRON_LM set megatron_lm_pp_degree, else give --pipeline");
       }
-      translate_stages(mesh, ranks_);
+      translate_stages(mesh, kStages, ranks_);
     });
     if (replicas > 1) mesh.agree(kReplicate, "every rank is a replica");
     mesh.leave_unused("an axis of one rank", Told::kByExplain);

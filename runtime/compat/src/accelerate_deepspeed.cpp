@@ -2,6 +2,7 @@
 
 #include "deepspeed.h"
 #include "scalar.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -33,7 +34,7 @@ std::string read_path(Section& section, const OnDisk& keys, std::int64_t first,
   if (section.text(keys.device).value_or("none") != "nvme" ||
       section.integer("zero_stage").value_or(2) < first) {
     section.no_effect(keys.path, concat(keys.device, " keeps nothing on a disk"));
-  } else if (lower(*path) == "none") {
+  } else if (lowercase(*path) == "none") {
     section.no_effect(keys.path, "it says no folder");
   } else if (!other.empty() && *path != other) {
     section.refuse_for({section.with(keys.path, other)}, keys.path,
@@ -56,18 +57,15 @@ void read_stage(Section& section) {
 
 void read_accumulation(Section& section, const KnownSettings& known) {
   const char* key = "gradient_accumulation_steps";
-  if (const auto steps = section.integer(key)) {
-    section.honour(key, "accumulate", *steps);
-  } else if (section.has(key)) {
+  if (!section.pass_on(key, "accumulate") && section.has(key)) {
     section.agree(key, concat("\"auto\" is --accumulate, ", known.integer("accumulate")));
   }
 }
 
 void read_clipping(Section& section) {
   const char* key = "gradient_clipping";
-  if (const auto norm = section.number(key)) {
-    section.honour(key, "clip_norm", *norm);
-  } else if (section.has(key)) {
+  if (section.pass_on(key, "clip_norm")) return;
+  if (section.has(key)) {
     section.honour(key, "clip_norm", 1.0);
   } else {
     section.derive(key, "clip_norm", 1.0, "Accelerate's default for DeepSpeed is 1.0");

@@ -4,6 +4,7 @@
 
 #include "fsdp.h"
 #include "keys.h"
+#include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::compat {
@@ -77,7 +78,7 @@ void tell_half(Section& top, const LaunchFacts& launch) {
 
 bool asks_for_gpus(const Section& top) {
   const auto gpus = top.text(kGpus);
-  return gpus && lower(*gpus) != "all";
+  return gpus && lowercase(*gpus) != "all";
 }
 
 /// Under a launcher, or for one.
@@ -182,20 +183,13 @@ LauncherKeys read_launcher_keys(const Document& document) {
 namespace tessera {
 
 std::vector<std::string> gpu_ids_of(const std::string& list) {
-  std::vector<std::string> ids;
-  for (std::size_t begin = 0; begin <= list.size();) {
-    const std::size_t end = std::min(list.find(',', begin), list.size());
-    std::string id = list.substr(begin, end - begin);
-    id.erase(0, id.find_first_not_of(' '));
-    id.erase(id.find_last_not_of(' ') + 1);
-    ids.push_back(std::move(id));
-    begin = end + 1;
-  }
+  std::vector<std::string> ids = split_text(list, ',');
+  for (std::string& id : ids) id = trimmed(id);
   return ids;
 }
 
 std::string problem_of_gpu_ids(const std::string& list) {
-  if (list.empty() || compat::lower(list) == "all") return "";
+  if (list.empty() || lowercase(list) == "all") return "";
   std::vector<std::string> seen;
   for (const std::string& id : gpu_ids_of(list)) {
     if (!compat::is_index(id) && id.rfind("GPU-", 0) != 0 && id.rfind("MIG-", 0) != 0) {

@@ -8,16 +8,6 @@ namespace {
 constexpr const char* kDegree = "megatron_lm_pp_degree";
 constexpr const char* kMicroBatches = "megatron_lm_num_micro_batches";
 
-void read_pp_degree(Section& section, std::int64_t ranks) {
-  const auto stages = section.integer(kDegree);
-  if (!stages) return;
-  if (ranks != kUnknownRanks && ranks % *stages != 0) {
-    section.refuse_for({section.with(kDegree, 1)}, kDegree, "is ", *stages,
-                       ", which does not divide ", ranks, " ranks; change it or num_processes");
-  }
-  section.honour(kDegree, "pipeline", *stages);
-}
-
 /// Accelerate hands it to Megatron-LM, whose other pipeline ranks have equally many layers.
 void read_last_layers(Section& section) {
   constexpr const char* kLast = "megatron_lm_decoder_last_pipeline_num_layers";
@@ -29,10 +19,7 @@ void read_last_layers(Section& section) {
 }
 
 void read_micro_batches(Section& section, const KnownSettings& known) {
-  if (const auto steps = section.integer(kMicroBatches)) {
-    section.honour(kMicroBatches, "accumulate", *steps);
-    return;
-  }
+  if (section.pass_on(kMicroBatches, "accumulate")) return;
   const bool staged = section.integer(kDegree).value_or(1) > 1;
   if (staged && !known.is_overridden("accumulate")) {
     section.absent(kMicroBatches,
@@ -87,7 +74,7 @@ void read_granularity(Section& section) {
 }  // namespace
 
 void translate_megatron_section(Section& section, std::int64_t ranks, const KnownSettings& known) {
-  attempt([&] { read_pp_degree(section, ranks); });
+  attempt([&] { translate_stages(section, kDegree, ranks); });
   read_last_layers(section);
   read_micro_batches(section, known);
   read_gradient_clipping(section);

@@ -8,6 +8,7 @@
 #include "optimizer_names.h"
 #include "scalar.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 #include "tessera/trainer/setting.h"
 
 namespace tessera {
@@ -25,7 +26,7 @@ template <std::size_t kPairs>
 std::string translated(
     const std::string& text,
     const std::array<std::pair<std::string_view, std::string_view>, kPairs>& pairs) {
-  const std::string word = compat::lower(text);
+  const std::string word = lowercase(text);
   for (const auto& [theirs, ours] : pairs) {
     if (word == theirs) return std::string(ours);
   }
@@ -68,7 +69,7 @@ std::string on_host(const std::string& text) { return is_true(text) ? "host" : "
 
 /// PyTorch's names, which torchtitan has, too.
 std::string pipeline_schedule(const std::string& text) {
-  const std::string word = compat::lower(text);
+  const std::string word = lowercase(text);
   for (const char* listed : {"dualpipev", "loopedbfs"}) {
     require(word != listed, ErrorCode::kConfig, "there is no schedule '", text,
             "'; --pipeline-schedule FILE.csv takes one from PyTorch's form compute_only");
@@ -97,7 +98,7 @@ std::string learning_rate_schedule(const std::string& text) {
 }
 
 std::string wrap_policy(const std::string& text) {
-  require(compat::lower(text) != "size_based_wrap", ErrorCode::kConfig,
+  require(lowercase(text) != "size_based_wrap", ErrorCode::kConfig,
           "SIZE_BASED_WRAP is --wrap size:N here, with the least number of parameters; give that");
   return translated(text,
                     std::array{Pair{"transformer_based_wrap", "layer"}, Pair{"no_wrap", "none"}});

@@ -5,6 +5,7 @@
 
 #include "deepspeed_parts.h"
 #include "keys.h"
+#include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::compat {
@@ -105,7 +106,7 @@ class DeepSpeed {
 
   /// "none", "cpu" or "nvme"; the section's "auto" is what the launcher was told.
   static std::string read_device(Section& offload, const std::string& exported) {
-    const std::string told = exported.empty() ? "none" : lower(exported);
+    const std::string told = exported.empty() ? "none" : lowercase(exported);
     return offload.is_auto("device") ? told : offload.text("device").value_or("none");
   }
 
@@ -132,7 +133,7 @@ class DeepSpeed {
     if (!offload.has(key)) return;
     const bool is_auto = offload.is_auto(key);
     const std::string path = is_auto ? exported : offload.text(key).value_or("");
-    if (!on_disk || path.empty() || lower(path) == "none") {
+    if (!on_disk || path.empty() || lowercase(path) == "none") {
       offload.no_effect(key, on_disk ? "it says no folder" : "nothing of it is kept on a disk");
       return;
     }
@@ -319,18 +320,10 @@ class DeepSpeed {
       section.honour("initial_scale_power", "loss_scale_initial",
                      std::ldexp(1.0, static_cast<int>(*power)));
     }
-    if (const auto window = section.integer("loss_scale_window")) {
-      section.honour("loss_scale_window", "loss_scale_window", *window);
-    }
-    if (const auto hysteresis = section.integer("hysteresis")) {
-      section.honour("hysteresis", "loss_scale_hysteresis", *hysteresis);
-    }
-    if (const auto refills = section.flag("consecutive_hysteresis")) {
-      section.honour("consecutive_hysteresis", "loss_scale_consecutive_hysteresis", *refills);
-    }
-    if (const auto minimum = section.number("min_loss_scale")) {
-      section.honour("min_loss_scale", "loss_scale_minimum", *minimum);
-    }
+    section.pass_on("loss_scale_window", "loss_scale_window");
+    section.pass_on("hysteresis", "loss_scale_hysteresis");
+    section.pass_on("consecutive_hysteresis", "loss_scale_consecutive_hysteresis");
+    section.pass_on("min_loss_scale", "loss_scale_minimum");
     section.leave_unused("\"auto\": the default", Told::kByExplain);
   }
 
@@ -362,9 +355,8 @@ class DeepSpeed {
 
   void read_clipping() {
     const char* key = "gradient_clipping";
-    if (const auto norm = top_.number(key)) {
-      top_.honour(key, "clip_norm", *norm);
-    } else if (top_.has(key)) {
+    if (top_.pass_on(key, "clip_norm")) return;
+    if (top_.has(key)) {
       top_.honour(key, "clip_norm", autos_.clip_norm.value_or(1.0),
                   autos_.clip_norm ? "\"auto\": is ACCELERATE_GRADIENT_CLIPPING"
                                    : "\"auto\": Accelerate takes 1.0");

@@ -7,9 +7,8 @@ namespace {
 
 /// A number; what DeepSpeed takes if the key is absent.
 void number(Section& params, const char* key, const char* setting, double fallback) {
-  if (const auto value = params.number(key)) {
-    params.honour(key, setting, *value);
-  } else if (params.has(key)) {
+  if (params.pass_on(key, setting)) return;
+  if (params.has(key)) {
     params.agree(key, concat("\"auto\": is ", flag_name(setting)));
   } else {
     params.derive(key, setting, fallback, concat("DeepSpeed's default is ", fallback));

@@ -2,6 +2,7 @@
 
 #include "deepspeed_parts.h"
 #include "keys.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -24,7 +25,7 @@ std::string read_type(Section& section, const std::vector<std::string>& ours,
   const std::vector<ConfigChange> change{optimizer ? section.with("type", ours.front())
                                                    : ConfigChange{.key = "scheduler"}};
   if (!type) section.refuse_for(change, "type", "is missing; use ", joined(ours));
-  const auto same = [&](const std::string& name) { return lower(name) == lower(*type); };
+  const auto same = [&](const std::string& name) { return lowercase(name) == lowercase(*type); };
   const auto found = std::ranges::find_if(ours, same);
   if (found != ours.end()) return *found;
   if (std::ranges::any_of(others, same)) {

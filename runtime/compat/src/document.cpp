@@ -114,10 +114,6 @@ std::string with_line_feeds(std::string text) {
   return text;
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 nlohmann::ordered_json Node::json() const {
@@ -158,7 +154,7 @@ bool is_json(const std::string& path, const std::string& text) {
 Document parse_document(const std::string& path, const std::string& original) {
   constexpr const char* kByteOrderMark = "\xEF\xBB\xBF";
   const std::string text =
-      with_line_feeds(original.rfind(kByteOrderMark, 0) == 0 ? original.substr(3) : original);
+      with_line_feeds(original.starts_with(kByteOrderMark) ? original.substr(3) : original);
   check_is_text(path, text);
   Document document{.path = path};
   const std::size_t first = text.find_first_not_of(" \t\r\n");
@@ -169,7 +165,7 @@ Document parse_document(const std::string& path, const std::string& original) {
           "of a section indented under 'section:'");
   const bool braces = text[first] == '{';
   // `accelerate config default` writes JSON into files called .yaml; YAML may also use braces.
-  document.json = ends_with(path, ".json");
+  document.json = path.ends_with(".json");
   if (!document.json && braces) {
     try {
       document.root = parse_json(path, text);

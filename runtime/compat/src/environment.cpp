@@ -3,6 +3,7 @@
 
 #include "accelerate.h"
 #include "key_table.h"
+#include "tessera/core/text.h"
 #include "variables.h"
 
 extern char** environ;  // POSIX leaves its declaration to the program
@@ -79,7 +80,7 @@ class Exported {
     } else if (fills_in(variable)) {
       fill_in(variable, text);
     } else if (variable.section == kDynamo && !is_on(kBackend)) {
-      const bool asks = !is_off(text) && compat::lower(text) != "default";
+      const bool asks = !is_off(text) && lowercase(text) != "default";
       if (asks) ignore(variable.name, concat(kBackend, " is NO"), Told::kByRun);
     } else if (!counts(variable)) {
       const char* off = switch_of(variable.section)->variable;
@@ -109,7 +110,7 @@ class Exported {
     if (key == "zero_stage") autos_.stage = compat::as_integer(value);
     if (key == "gradient_accumulation_steps") autos_.accumulate = compat::as_integer(value);
     if (key == "gradient_clipping") autos_.clip_norm = compat::as_number(value);
-    if (key == "mixed_precision") autos_.precision = compat::lower(text);
+    if (key == "mixed_precision") autos_.precision = lowercase(text);
     if (key == "offload_optimizer_device") autos_.offload_optimizer = text;
     if (key == "offload_optimizer_nvme_path") autos_.offload_path = text;
     if (key == "offload_param_device") autos_.offload_parameters = text;
@@ -127,7 +128,7 @@ class Exported {
   void check_filled_in(const Variable& variable, const std::string& text) const {
     constexpr std::int64_t kLastStage = 3;
     const std::string& key = variable.key;
-    const bool is_auto = compat::lower(text) == "auto";
+    const bool is_auto = lowercase(text) == "auto";
     const auto check = [&](bool good, const char* what) {
       require(good, ErrorCode::kConfig, kPath, ": ", variable.name, ": '", text, "' is not ", what);
     };
@@ -136,7 +137,7 @@ class Exported {
             "a stage; use 0, 1, 2 or 3");
     }
     if (key == "offload_optimizer_device" || key == "offload_param_device") {
-      const std::string device = compat::lower(text);
+      const std::string device = lowercase(text);
       check(device == "none" || device == "cpu" || device == "nvme",
             "a device to offload to; use none, cpu or nvme");
     }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "scalar.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -156,7 +157,7 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                            "parallelism_config needs fsdp_version: 2; set it, "
                            "or use fsdp_sharding_strategy: HYBRID_SHARD");
   }
-  attempt([&] { translate_stages(parallelism, ranks); });
+  attempt([&] { translate_stages(parallelism, kStages, ranks); });
   attempt([&] { check_mesh(parallelism, replicate, shard, ranks); });
   if (shard == 1 && replicate > 1) {
     replicate_only(fsdp, parallelism, choice);
@@ -207,14 +208,10 @@ void apply_machines(Section& fsdp, const Choice& choice, std::int64_t ranks,
 std::vector<std::string> other_block_classes(const std::string& names) {
   const std::vector<std::string> blocks = block_class_names();
   std::vector<std::string> others;
-  for (std::size_t begin = 0; begin <= names.size();) {
-    const std::size_t end = std::min(names.find(',', begin), names.size());
-    std::string name = names.substr(begin, end - begin);
-    name.erase(0, name.find_first_not_of(" \t\r\n"));
-    name.erase(name.find_last_not_of(" \t\r\n") + 1);
+  for (const std::string& part : split_text(names, ',')) {
+    std::string name = trimmed(part);
     const bool known = std::ranges::find(blocks, name) != blocks.end();
     if (!name.empty() && !known) others.push_back(std::move(name));
-    begin = end + 1;
   }
   return others;
 }
@@ -357,15 +354,15 @@ bool is_axis_refused(const Section& parallelism) {
       [&](const char* key) { return parallelism.is_refused(key); });
 }
 
-void translate_stages(Section& parallelism, std::int64_t ranks) {
-  const auto stages = parallelism.integer(kStages);
+void translate_stages(Section& section, std::string_view key, std::int64_t ranks) {
+  const auto stages = section.integer(key);
   if (!stages) return;
   if (ranks != kUnknownRanks && ranks % *stages != 0) {
-    parallelism.refuse_for({parallelism.with(kStages, 1)}, kStages, "is ", *stages,
-                           ", which does not divide ", ranks, " ranks; change it or num_processes");
+    section.refuse_for({section.with(key, 1)}, key, "is ", *stages, ", which does not divide ",
+                       ranks, " ranks; change it or num_processes");
   }
-  parallelism.honour(kStages, "pipeline", *stages);
-  parallelism.differ(kStages, "Accelerate 1.15 has no such key", Told::kByExplain);
+  section.honour(key, "pipeline", *stages);
+  if (key == kStages) section.differ(key, "Accelerate 1.15 has no such key", Told::kByExplain);
 }
 
 void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std::int64_t machines,

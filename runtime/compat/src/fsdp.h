@@ -17,8 +17,8 @@ inline constexpr std::int64_t kUnknownRanks = 0;
 /// True if an axis of the mesh is refused: then nobody knows how many ranks it has.
 bool is_axis_refused(const Section& parallelism);
 
-/// Translates the number of stages of parallelism_config, if it says one, for that many ranks.
-void translate_stages(Section& parallelism, std::int64_t ranks);
+/// Translates the number of stages that a key says, if it is there, for that many ranks.
+void translate_stages(Section& section, std::string_view key, std::int64_t ranks);
 
 /// Translates fsdp_config, and parallelism_config if there is one, for that many ranks on that many
 /// machines.

@@ -325,6 +325,17 @@ void Section::honour(std::string_view key, const std::string& setting, nlohmann:
   entry(key).settings[setting] = std::move(value);
 }
 
+bool Section::pass_on(std::string_view key, const std::string& setting) {
+  const Item* item = find(key);
+  if (item == nullptr || is_auto(key)) return false;
+  nlohmann::ordered_json value = item->canonical;
+  if (item->rule->type == KeyType::kFlag) value = *flag(key);
+  if (item->rule->type == KeyType::kInteger) value = *integer(key);
+  if (item->rule->type == KeyType::kNumber) value = *number(key);
+  honour(key, setting, std::move(value));
+  return true;
+}
+
 void Section::agree(std::string_view key, const std::string& note) {
   ConfigEntry& e = entry(key);
   if (e.outcome != KeyOutcome::kTranslated) e.outcome = KeyOutcome::kHonoured;

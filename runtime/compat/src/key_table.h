@@ -156,6 +156,8 @@ class Section {
   // These set the outcome of a kUsed key that is there; a second call adds settings or notes.
   void honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
               const std::string& note = "");
+  /// Makes a setting of the key's value as it is; false if that is absent or "auto".
+  bool pass_on(std::string_view key, const std::string& setting);
   /// It is so, without a setting.
   void agree(std::string_view key, const std::string& note);
   void translate(std::string_view key, const std::string& setting, nlohmann::ordered_json value,

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "scalar.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -63,7 +64,7 @@ bool says_nothing(const KeyRule& rule, const Node& node) {
 }
 
 bool is_auto_text(const Node& node) {
-  return node.kind == Node::Kind::kScalar && lower(node.text) == "auto";
+  return node.kind == Node::Kind::kScalar && lowercase(node.text) == "auto";
 }
 
 std::vector<std::string> strings(const std::vector<const char*>& words) {
@@ -72,7 +73,7 @@ std::vector<std::string> strings(const std::vector<const char*>& words) {
 
 std::string match(const std::string& shown, const std::vector<const char*>& allowed) {
   for (const char* word : allowed) {
-    if (lower(word) == lower(shown)) return word;
+    if (lowercase(word) == lowercase(shown)) return word;
   }
   return "";
 }
@@ -105,7 +106,7 @@ std::string in_words(const KeyRule& rule) {
 
 bool is_comment(std::string_view key) {
   return key.starts_with("_") || key.starts_with("//") || key.starts_with("#") ||
-         lower(key) == "comment" || lower(key) == "comments";
+         lowercase(key) == "comment" || lowercase(key) == "comments";
 }
 
 bool asks(const KeyRule& rule, const Node& node, const std::string& shown) {

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -86,16 +87,13 @@ void check_letters(const std::string& layout, const std::string& letters) {
 std::string split_of_layout(const std::string& layout) {
   const std::string letters = LayoutReader(layout).written_out();
   check_letters(layout, letters);
-  std::string split;
-  int stage = 0;
-  for (std::size_t begin = 0; begin <= letters.size(); ++stage) {
-    const std::size_t end = std::min(letters.find('|', begin), letters.size());
-    require(end > begin, ErrorCode::kConfig, "'", layout, "' leaves stage ", stage,
+  std::vector<std::string> counts;
+  for (const std::string& stage : split_text(letters, '|')) {
+    require(!stage.empty(), ErrorCode::kConfig, "'", layout, "' leaves stage ", counts.size(),
             " without a layer; a stage has one at least");
-    split += concat(split.empty() ? "" : ",", end - begin);
-    begin = end + 1;
+    counts.push_back(std::to_string(stage.size()));
   }
-  return split;
+  return joined(counts, ",");
 }
 
 }  // namespace tessera::compat

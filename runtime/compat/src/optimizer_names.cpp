@@ -5,6 +5,7 @@
 
 #include "scalar.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -73,7 +74,7 @@ constexpr TrainerOptimizer kTrainerOptimizers[] = {
 
 const TrainerOptimizer* trainer_optimizer(const std::string& theirs) {
   const auto* const row =
-      std::ranges::find(kTrainerOptimizers, lower(theirs), &TrainerOptimizer::theirs);
+      std::ranges::find(kTrainerOptimizers, lowercase(theirs), &TrainerOptimizer::theirs);
   return row == std::end(kTrainerOptimizers) ? nullptr : row;
 }
 

@@ -8,6 +8,7 @@
 
 #include "scalar.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::questionnaire {
 namespace {
@@ -127,7 +128,7 @@ json ask_until_right(const Question& question, const Answers& answers, const jso
 }  // namespace
 
 std::optional<bool> answered_yes(std::string text) {
-  text = compat::lower(text);
+  text = lowercase(text);
   for (const char* word : {"yes", "y", "true", "1"}) {
     if (text == word) return true;
   }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <sstream>
 
 #include "questionnaire_rows.h"
 #include "tessera/compat/config_file.h"
 #include "tessera/compat/questionnaire_document.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::questionnaire {
@@ -39,13 +39,11 @@ std::string check_is_file(const json& path, const Answers&) {
 
 std::string check_layer_names(const json& answer, const Answers&) {
   const std::vector<std::string> known = block_class_names();
-  std::string list;
-  for (const std::string& name : known) list += (list.empty() ? "" : ", ") + name;
-  std::istringstream names(answer.get<std::string>());
-  for (std::string name; std::getline(names, name, ',');) {
+  for (std::string name : split_text(answer.get<std::string>(), ',')) {
     std::erase(name, ' ');
     if (std::ranges::find(known, name) == known.end()) {
-      return concat("There is no layer class '", name, "' here; a layer is called ", list, ".");
+      return concat("There is no layer class '", name, "' here; a layer is called ", joined(known),
+                    ".");
     }
   }
   return "";

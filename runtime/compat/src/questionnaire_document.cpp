@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "scalar.h"
+#include "tessera/core/text.h"
 
 namespace tessera::questionnaire {
 namespace {
@@ -17,7 +18,7 @@ using nlohmann::json;
 /// Words that YAML 1.1, which Accelerate's reader speaks, takes for something else than text.
 bool is_reserved(std::string text) {
   constexpr std::array kWords{"y", "n", "yes", "no", "on", "off", "true", "false", "null"};
-  text = compat::lower(text);
+  text = lowercase(text);
   return std::ranges::find(kWords, text) != kWords.end();
 }
 

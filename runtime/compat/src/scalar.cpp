@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tessera/core/text.h"
+
 namespace tessera::compat {
 namespace {
 
@@ -21,12 +23,6 @@ std::int64_t product(std::initializer_list<std::int64_t> sizes) {
   return result;
 }
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return result;
-}
-
 std::string upper(std::string_view text) {
   std::string result(text);
   for (char& c : result) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -37,7 +33,7 @@ std::optional<bool> as_flag(const Node& node) {
   constexpr std::array kTrue{"true", "yes", "on", "1", "t", "y"};
   constexpr std::array kFalse{"false", "no", "off", "0", "f", "n"};
   if (node.kind != Node::Kind::kScalar) return std::nullopt;
-  const std::string text = lower(node.text);
+  const std::string text = lowercase(node.text);
   if (std::ranges::find(kTrue, text) != kTrue.end()) return true;
   if (std::ranges::find(kFalse, text) != kFalse.end()) return false;
   return std::nullopt;

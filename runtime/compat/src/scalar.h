@@ -23,7 +23,6 @@ std::string number_remedy(const Node& node);
 /// The product of sizes of at least 1; the largest number there is if they make more.
 std::int64_t product(std::initializer_list<std::int64_t> sizes);
 
-std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 
 }  // namespace tessera::compat

@@ -2,9 +2,10 @@
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/parser.h>
 
-#include <array>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <sstream>
 
 #include "document.h"
@@ -14,12 +15,8 @@
 namespace tessera::compat {
 namespace {
 
-template <std::size_t N>
-bool any_of(const std::string& text, const std::array<const char*, N>& words) {
-  for (const char* word : words) {
-    if (text == word) return true;
-  }
-  return false;
+bool any_of(std::string_view text, std::initializer_list<std::string_view> words) {
+  return std::ranges::find(words, text) != words.end();
 }
 
 template <typename T>
@@ -33,11 +30,9 @@ bool parse_whole(const std::string& text, T& number) {
 /// The meaning of a plain scalar: YAML 1.1 as PyYAML reads it, in which no and off are booleans,
 /// but 1e-5 is a number here, which PyYAML takes for a text.
 nlohmann::json plain_value(const std::string& text) {
-  if (any_of(text, std::array{"", "~", "null", "Null", "NULL"})) return nullptr;
-  if (any_of(text, std::array{"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})) {
-    return true;
-  }
-  if (any_of(text, std::array{"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})) {
+  if (any_of(text, {"", "~", "null", "Null", "NULL"})) return nullptr;
+  if (any_of(text, {"true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON"})) return true;
+  if (any_of(text, {"false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF"})) {
     return false;
   }
   const char first = text[text[0] == '-' || text[0] == '+' || text[0] == '.' ? text.size() > 1 : 0];
@@ -98,17 +93,12 @@ class YamlEvents : public YAML::EventHandler {
   static int line(const YAML::Mark& mark) { return mark.line + 1; }
   /// YAML's own tags only; others would make objects of some program.
   void check_tag(const std::string& tag, const YAML::Mark& mark) const {
-    constexpr std::array kOwn{"",
-                              "?",
-                              "!",
-                              "tag:yaml.org,2002:str",
-                              "tag:yaml.org,2002:int",
-                              "tag:yaml.org,2002:float",
-                              "tag:yaml.org,2002:bool",
-                              "tag:yaml.org,2002:null",
-                              "tag:yaml.org,2002:seq",
-                              "tag:yaml.org,2002:map"};
-    require(any_of(tag, kOwn), ErrorCode::kConfig, at_line(path_, line(mark)), "the tag '", tag,
+    constexpr std::string_view kYaml = "tag:yaml.org,2002:";
+    const bool is_own =
+        any_of(tag, {"", "?", "!"}) ||
+        (tag.starts_with(kYaml) && any_of(std::string_view(tag).substr(kYaml.size()),
+                                          {"str", "int", "float", "bool", "null", "seq", "map"}));
+    require(is_own, ErrorCode::kConfig, at_line(path_, line(mark)), "the tag '", tag,
             "' means nothing here; write the plain value");
   }
   /// The parser lets the last key of a text go without its colon, which YAML does not.

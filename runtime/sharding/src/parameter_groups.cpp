@@ -9,6 +9,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/core/text.h"
 
 namespace tessera {
 namespace {
@@ -33,16 +34,6 @@ float parse_rate(std::string_view text, std::string_view group) {
   return value;
 }
 
-std::vector<std::string> parts_of(const std::string& name) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    parts.push_back(name.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::string joined_with_dots(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += concat(text.empty() ? "" : ".", part);
@@ -52,8 +43,8 @@ std::string joined_with_dots(const std::vector<std::string>& parts) {
 /// A name as a pattern like `pattern`: its first parts, or its last if that begins with a star,
 /// with stars where the pattern and where numbers of layers are.
 std::string as_pattern(const std::string& name, const std::string& pattern) {
-  std::vector<std::string> parts = parts_of(name);
-  const std::vector<std::string> wanted = parts_of(pattern);
+  std::vector<std::string> parts = split_text(name, '.');
+  const std::vector<std::string> wanted = split_text(pattern, '.');
   if (parts.size() > wanted.size()) {
     const auto count = static_cast<std::ptrdiff_t>(wanted.size());
     parts = wanted.front() == "*" ? std::vector(parts.end() - count, parts.end())

@@ -16,7 +16,7 @@ constexpr std::string_view kOverlap = "OVERLAP_F_B";
 constexpr std::string_view kPlanned[] = {"UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F",
                                          "RECV_F",  "SEND_B",  "RECV_B"};
 
-std::string_view trimmed(std::string_view text) {
+std::string_view stripped(std::string_view text) {
   constexpr std::string_view kBlank = " \t\r\"";
   const std::size_t first = text.find_first_not_of(kBlank);
   if (first == std::string_view::npos) return {};
@@ -46,7 +46,7 @@ void add_cell(std::string_view cell, std::vector<StagePass>& passes) {
   require(end != std::string_view::npos && cell.substr(end + 1) == kOverlap, ErrorCode::kConfig,
           "'", cell, "' is no pass, and not two of the form (0F1;3B0)", kOverlap);
   std::string_view both = cell.substr(1, end - 1);
-  while (!both.empty()) passes.push_back(parse_stage_pass(trimmed(take_until(both, ';'))));
+  while (!both.empty()) passes.push_back(parse_stage_pass(stripped(take_until(both, ';'))));
 }
 
 }  // namespace
@@ -56,11 +56,11 @@ std::vector<std::vector<StagePass>> parse_pipeline_csv(std::string_view text,
   std::vector<std::vector<StagePass>> ranks;
   for (int row = 1; !text.empty(); ++row) {
     std::string_view line = take_until(text, '\n');
-    if (trimmed(line).empty() && trimmed(text).empty()) break;
+    if (stripped(line).empty() && stripped(text).empty()) break;
     std::vector<StagePass>& passes = ranks.emplace_back();
     for (int column = 1; !line.empty(); ++column) {
       try {
-        add_cell(trimmed(take_until(line, ',')), passes);
+        add_cell(stripped(take_until(line, ',')), passes);
       } catch (const Error& error) {
         fail(error.code(), file, ": row ", row, ", column ", column, ": ", error.what());
       }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera {
 namespace {
@@ -31,10 +31,8 @@ double unit_bytes(std::string_view unit) {
 std::int64_t parse_bytes(std::string_view text) {
   double value = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string unit;
-  for (const char c : text.substr(static_cast<std::size_t>(end - text.data()))) {
-    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
+  std::string unit = lowercase(text.substr(static_cast<std::size_t>(end - text.data())));
+  std::erase(unit, ' ');
   const double scale = unit_bytes(unit);
   const double bytes = value * scale;
   require(error == std::errc() && scale > 0.0 && bytes >= 0.0 && bytes < 9.2e18, ErrorCode::kConfig,

@@ -94,6 +94,18 @@ std::vector<SaveTask*> CheckpointSaver::tasks() const {
   return all;
 }
 
+/// The value of every process.
+template <typename T>
+std::vector<T> CheckpointSaver::gather_processes(const T& own) {
+  std::vector<T> all{own};
+  const World* const world = plan_.options.world.get();
+  if (world == nullptr || world->processes() == 1) return all;
+  crew_.run([&](RankSeat& seat) {
+    if (seat.leaders != nullptr) all = gather(*seat.leaders, own);
+  });
+  return all;
+}
+
 /// Failed once no process has work in flight and one has failed.
 SavePart CheckpointSaver::part_of_all() {
   std::vector<SavePart> parts;
@@ -104,15 +116,8 @@ SavePart CheckpointSaver::part_of_all() {
            : any(SavePart::kFailed) ? SavePart::kFailed
                                     : SavePart::kDone;
   };
-  const World* const world = plan_.options.world.get();
-  if (world == nullptr || world->processes() == 1) return together();
-  SavePart all = together();
-  crew_.run([&](RankSeat& seat) {
-    if (seat.leaders == nullptr) return;
-    parts = gather(*seat.leaders, all);
-    all = together();
-  });
-  return all;
+  parts = gather_processes(together());
+  return together();
 }
 
 void CheckpointSaver::wait() {
@@ -126,14 +131,8 @@ void CheckpointSaver::give_up() {
   for (const SaveTask* task : tasks()) {
     if (error.empty()) error = task->error();
   }
-  const World* const world = plan_.options.world.get();
-  if (world != nullptr && world->processes() > 1) {
-    crew_.run([&](RankSeat& seat) {
-      if (seat.leaders == nullptr) return;
-      for (const std::string& text : gather(*seat.leaders, error)) {
-        if (error.empty()) error = text;
-      }
-    });
+  for (const std::string& text : gather_processes(error)) {
+    if (error.empty()) error = text;
   }
   forget_tasks();
   phase_ = Phase::kNone;
@@ -147,14 +146,7 @@ void CheckpointSaver::forget_tasks() {
 
 /// By the first process, once all files of all processes are durable.
 void CheckpointSaver::start_publishing() {
-  std::vector<std::string> hashes{hashes_of(saves_)};
-  const World* const world = plan_.options.world.get();
-  if (world != nullptr && world->processes() > 1) {
-    crew_.run([&](RankSeat& seat) {
-      if (seat.leaders == nullptr) return;
-      hashes = gather(*seat.leaders, hashes_of(saves_));
-    });
-  }
+  const std::vector<std::string> hashes = gather_processes(hashes_of(saves_));
   forget_tasks();
   phase_ = Phase::kPublishing;
   if (!is_first()) return;

@@ -49,6 +49,8 @@ class CheckpointSaver {
   enum class Phase { kNone, kBegun, kWriting, kPublishing };
   using Clock = std::chrono::steady_clock;
 
+  template <typename T>
+  std::vector<T> gather_processes(const T& own);
   std::vector<SaveTask*> tasks() const;
   SavePart part_of_all();
   void wait();

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/core/utc_text.h"
 #include "tessera/kernels/numerics.h"
 
 namespace tessera {
@@ -19,15 +19,6 @@ constexpr std::array<std::string_view, 6> kRunKeys{"kind", "version", "numerics"
 
 nlohmann::ordered_json or_null(std::optional<double> number) {
   return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json(nullptr);
-}
-
-/// "2026-01-31T12:00:00Z".
-std::string date_now() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  std::array<char, 32> text{};
-  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
 }  // namespace
@@ -45,8 +36,8 @@ void RunLog::write(const nlohmann::ordered_json& line) {
 
 void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& settings) {
   nlohmann::ordered_json line{
-      {"kind", "run"},      {"version", identity.version}, {"numerics", kNumericsVersion},
-      {"date", date_now()}, {"host", host_name()},         {"parameters", identity.parameters}};
+      {"kind", "run"},     {"version", identity.version}, {"numerics", kNumericsVersion},
+      {"date", utc_now()}, {"host", host_name()},         {"parameters", identity.parameters}};
   line.update(settings);
   write(line);
 }

@@ -10,6 +10,7 @@
 #include "tessera/kernels/numerics.h"
 #include "tessera/kernels/optimizer.h"
 #include "tessera/trainer/agreement.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera {
 namespace {
@@ -105,13 +106,6 @@ std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
   return "";
 }
 
-/// "a; b; c".
-std::string in_words(const std::vector<std::string>& damages) {
-  std::string text;
-  for (const std::string& damage : damages) text += (text.empty() ? "" : "; ") + damage;
-  return text;
-}
-
 /// The checkpoint to go on from; none if there is none and none is needed.
 WholeCheckpoint find_resumed(const CheckpointOptions& options,
                              const std::vector<DamagedCheckpoint>& unreadable) {
@@ -126,7 +120,8 @@ WholeCheckpoint find_resumed(const CheckpointOptions& options,
                                       : options.resume;
   WholeCheckpoint found = find_whole_checkpoint(folder, unreadable);
   require(!found.path.empty() || found.damages.empty(), ErrorCode::kConfig, "`checkpoints.resume` ",
-          options.resume, ": no checkpoint in '", folder, "' is whole: ", in_words(found.damages),
+          options.resume, ": no checkpoint in '", folder,
+          "' is whole: ", joined(found.damages, "; "),
           "; put back what is missing, or name another checkpoint by `checkpoints.resume` FOLDER, "
           "or a new "
           "folder by `checkpoints.folder` to begin at step 0");
@@ -171,7 +166,7 @@ ResumeChoice find_resume_point(const TrainingPlan& plan,
   }
   if (!found.damages.empty()) {
     choice.notes.push_back(concat("WARNING: the run goes on from the older checkpoint '", path,
-                                  "', for newer ones are damaged: ", in_words(found.damages)));
+                                  "', for newer ones are damaged: ", joined(found.damages, "; ")));
   }
   auto point = std::make_shared<ResumePoint>();
   point->path = path;

@@ -2,13 +2,12 @@
 
 #include <unistd.h>
 
-#include <array>
 #include <chrono>
-#include <ctime>
 #include <functional>
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
+#include "tessera/core/utc_text.h"
 #include "tessera/trainer/gather.h"
 
 namespace tessera {
@@ -23,11 +22,7 @@ struct Introduction {
 /// "20261123-184501-4711": UTC, and a process id.
 std::string name_of(const Introduction& first) {
   const auto seconds = static_cast<std::time_t>(first.wall_seconds);
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  std::array<char, 32> text{};
-  std::strftime(text.data(), text.size(), "%Y%m%d-%H%M%S", &utc);
-  return concat(text.data(), "-", first.pid);
+  return concat(utc_text(seconds, "%Y%m%d-%H%M%S"), "-", first.pid);
 }
 
 Introduction introduction() {

@@ -5,20 +5,15 @@
 #include "env/machine.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/cpu_libraries.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera::bench {
 namespace {
 
-std::string listed(const std::vector<std::string>& items) {
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : " ") + item;
-  return text;
-}
-
 std::string gpus_of(const CudaStatus& cuda) {
   std::vector<std::string> names;
   for (const CudaGpu& gpu : cuda.gpus) names.push_back(gpu.name);
-  return listed(names);
+  return joined(names, " ");
 }
 
 std::string variable(const char* name) {
@@ -44,8 +39,8 @@ Context machine_context() {
   return without_gaps({{prefix + "processor", machine.processor},
                        {prefix + "cores", std::to_string(machine.logical_cores)},
                        {prefix + "physical_cores", std::to_string(machine.physical_cores)},
-                       {prefix + "numa_nodes", listed(machine.numa_nodes)},
-                       {prefix + "vector_units", listed(machine.vector_units)},
+                       {prefix + "numa_nodes", joined(machine.numa_nodes, " ")},
+                       {prefix + "vector_units", joined(machine.vector_units, " ")},
                        {prefix + "kernels_use", vector_target()},
                        {prefix + "memory_bytes", std::to_string(machine.memory_bytes)},
                        {prefix + "kernel", machine.kernel},

@@ -186,10 +186,6 @@ Comparison begin_or_resume(const CompareRequest& request, Comparison planned) {
   return gone_on(earlier, std::move(planned));
 }
 
-std::string in_milliseconds(double seconds) {
-  return fixed(seconds * 1e3, seconds < 0.01 ? 3 : 1) + " ms";
-}
-
 /// Runs what is missing, and keeps each run at once.
 class Matrix {
  public:
@@ -238,8 +234,7 @@ class Matrix {
     if (child.trained) {
       try {
         cell.runs.push_back(read_run_log(path + ".jsonl", results_.steps, results_.warmup_steps));
-        tell(concat(label, ": ", in_milliseconds(median(cell.runs.back().step_seconds)),
-                    " per step"));
+        tell(concat(label, ": ", in_ms(median(cell.runs.back().step_seconds)), " ms per step"));
         if (runs_left(cell) == 0) cell.state = CellState::kDone;
       } catch (const Error& error) {
         child.why = with_flags(error.what());

@@ -1,7 +1,6 @@
 #include "compare/matrix.h"
 
 #include <algorithm>
-#include <ctime>
 #include <limits>
 #include <ostream>
 
@@ -18,6 +17,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
+#include "tessera/core/utc_text.h"
 #include "tessera/lab/comparison_figures.h"
 #include "tessera/lab/profile_trust.h"
 #include "tessera/sharding/groups.h"
@@ -86,14 +86,6 @@ std::vector<NamedText> simulated_machine(const HardwareProfile& profile,
     rows.push_back({"peak in " + dtype, with_prefix(peak.value) + "FLOP/s"});
   }
   return rows;
-}
-
-std::string now_in_utc() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[32];
-  return {text, std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
 /// The spans of all pipeline ranks.
@@ -219,7 +211,7 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
   Config base = request.config;
   const GptChoice choice = choose_gpt(base);
   const Model model = make_model(choice);
-  Comparison all{.version = TESSERA_VERSION, .date = now_in_utc()};
+  Comparison all{.version = TESSERA_VERSION, .date = utc_now()};
   all.machine = request.only_simulates
                     ? simulated_machine(*request.profile, base.get<std::int64_t>("ranks_per_node"))
                     : fingerprint();

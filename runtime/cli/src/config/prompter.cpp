@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <iostream>
 #include <optional>
@@ -11,14 +9,10 @@
 #include "config/prompter_menu.h"
 #include "output/terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::cli {
 namespace {
-
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 /// Nobody types as much, and a file that is no list of answers must not fill the memory.
 constexpr std::size_t kLongestAnswer = 4096;
@@ -45,7 +39,7 @@ std::optional<std::string> read_line(int input) {
 std::optional<std::size_t> find_choice(const std::string& answer,
                                        const std::vector<std::string>& choices) {
   for (std::size_t i = 0; i < choices.size(); ++i) {
-    if (lower(answer) == lower(choices[i])) return i;
+    if (lowercase(answer) == lowercase(choices[i])) return i;
   }
   for (std::size_t i = 0; i < choices.size(); ++i) {
     if (answer == std::to_string(i)) return i;
@@ -61,13 +55,6 @@ std::string bare(const std::string& question) {
 }
 
 }  // namespace
-
-std::string trimmed(const std::string& text) {
-  constexpr const char* kSpaces = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kSpaces);
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
-}
 
 LinePrompter::LinePrompter(int input, std::ostream& out)
     : input_(input), out_(out), repeat_(isatty(input) == 0) {}

@@ -18,9 +18,6 @@ using questionnaire::WentBack;
 /// is a line, so that a script can give them.
 std::unique_ptr<Prompter> make_prompter();
 
-/// `text` without the blanks around it.
-std::string trimmed(const std::string& text);
-
 /// Answers are lines of the file `input`; the questions go to `out`. What is typed elsewhere than
 /// at a terminal is repeated there, so that the output reads like a session.
 class LinePrompter : public Prompter {

@@ -11,6 +11,7 @@
 #include <ostream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::cli {
 namespace {

@@ -31,13 +31,8 @@ std::vector<std::string> names_of(const std::vector<Setting>& table) {
 }
 
 const std::set<std::string, std::less<>>& all_names() {
-  static const std::set<std::string, std::less<>> names = [] {
-    std::set<std::string, std::less<>> all;
-    for (const auto& table : {train_settings(), plan_settings(), simulate_settings()}) {
-      for (const Setting& setting : table) all.insert(setting.name);
-    }
-    return all;
-  }();
+  static const auto names =
+      names_in(joined({train_settings(), plan_settings(), simulate_settings()}));
   return names;
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/trainer/setting.h"
+
 namespace tessera::cli {
 
 /// A part of what `tessera env` reports, for people and for programs.
@@ -26,9 +28,7 @@ nlohmann::ordered_json known_or_null(Number number) {
 
 /// "a, b", or "none".
 inline std::string listed(const std::vector<std::string>& items, const char* separator = ", ") {
-  std::string text;
-  for (const std::string& item : items) text += (text.empty() ? "" : separator) + item;
-  return text.empty() ? "none" : text;
+  return items.empty() ? "none" : tessera::joined(items, separator);
 }
 
 }  // namespace tessera::cli

@@ -1,8 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +8,7 @@
 #include "output/json_output.h"
 #include "output/terminal.h"
 #include "tessera/core/error.h"
+#include "tessera/core/utc_text.h"
 #include "tessera/lab/flight_dump.h"
 #include "tessera/lab/trace.h"
 #include "tessera/trainer/output_file.h"
@@ -32,12 +31,8 @@ struct InspectDumpRequest {
 /// "18:45:01.2 UTC".
 std::string clock_of(double seconds) {
   const auto tenths = static_cast<std::int64_t>(std::floor(seconds * 10.0));
-  const auto whole = static_cast<std::time_t>(tenths / 10);
-  std::tm utc{};
-  gmtime_r(&whole, &utc);
-  std::array<char, 16> text{};
-  std::strftime(text.data(), text.size(), "%H:%M:%S", &utc);
-  return concat(text.data(), ".", tenths % 10, " UTC");
+  return concat(utc_text(static_cast<std::time_t>(tenths / 10), "%H:%M:%S"), ".", tenths % 10,
+                " UTC");
 }
 
 std::string lasting(double seconds) { return fixed(seconds, seconds < 1.0 ? 3 : 1) + " s"; }

@@ -1,10 +1,10 @@
 #include "settings/data_list.h"
 
-#include <algorithm>
 #include <charconv>
 #include <filesystem>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -34,11 +34,7 @@ WeightedPath parse_one(const std::string& text, const std::string& all) {
 std::vector<WeightedPath> parse_data(const std::string& text) {
   if (is_path(text)) return {{text}};
   std::vector<WeightedPath> all;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    all.push_back(parse_one(text.substr(begin, end - begin), text));
-    begin = end + 1;
-  }
+  for (const std::string& part : split_text(text, ',')) all.push_back(parse_one(part, text));
   return all;
 }
 

@@ -7,6 +7,7 @@
 #include "settings/data_list.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 #include "tessera/model/classification.h"
 
 namespace tessera::cli {
@@ -18,22 +19,6 @@ constexpr const char* kClassification = "classification";
 
 bool is_given(const Config& config, const char* name) {
   return has_setting(config, name) && !config.is_null(name);
-}
-
-std::vector<std::string> names_in(const std::string& text) {
-  std::vector<std::string> names;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    names.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return names;
-}
-
-std::string joined_labels(const std::vector<std::string>& labels) {
-  std::string text;
-  for (const std::string& label : labels) text += (text.empty() ? "" : ",") + label;
-  return text;
 }
 
 /// Whether the labels are numbers in the data.
@@ -101,7 +86,7 @@ void choose_labels(Config& config, GptChoice& choice) {
   const bool is_named = is_given(config, kLabels);
   // An adapter that has been trained has a head of its own.
   if (own.empty() && !is_named && !is_given(config, "data") && is_given(config, "adapter")) return;
-  std::vector<std::string> labels = is_named      ? names_in(config.get<std::string>(kLabels))
+  std::vector<std::string> labels = is_named ? split_text(config.get<std::string>(kLabels), ',')
                                     : own.empty() ? labels_of_data(config)
                                                   : own;
   if (choice.pretrained) {
@@ -113,7 +98,7 @@ void choose_labels(Config& config, GptChoice& choice) {
   }
   config.set_effective(kTask, kClassification);
   if (has_setting(config, kLabels)) {
-    config.set_effective(kLabels, joined_labels(choice.config.labels));
+    config.set_effective(kLabels, tessera::joined(choice.config.labels, ","));
   }
 }
 

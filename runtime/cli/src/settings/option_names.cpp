@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 #include <utility>
 
 #include "tessera/trainer/trainer_settings.h"
@@ -54,17 +53,21 @@ constexpr std::array kFlags{
 };
 
 const std::set<std::string, std::less<>>& setting_names() {
-  static const std::set<std::string, std::less<>> names = [] {
-    std::set<std::string, std::less<>> all;
-    for (const auto& table : {trainer_settings(), output_settings()}) {
-      for (const Setting& setting : table) all.insert(setting.name);
-    }
+  static const auto names = [] {
+    auto all = names_in(trainer_settings());
+    all.merge(names_in(output_settings()));
     return all;
   }();
   return names;
 }
 
 }  // namespace
+
+std::set<std::string, std::less<>> names_in(const std::vector<Setting>& table) {
+  std::set<std::string, std::less<>> names;
+  for (const Setting& setting : table) names.insert(setting.name);
+  return names;
+}
 
 std::string flag_of_field(std::string_view field) {
   const auto* const found = std::ranges::find(kFlags, field, &Pair::first);

@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <iostream>
-#include <sstream>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera::cli {
 
 std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, at);) {
-    if (!part.empty()) parts.push_back(part);
-  }
+  std::vector<std::string> parts = split_text(text, at);
+  std::erase(parts, "");
   return parts;
 }
 

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "output/terminal.h"
+#include "tessera/core/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -83,10 +84,7 @@ bool is_utf8_locale(const std::function<const char*(const char*)>& environment) 
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* const value = environment(name);
     if (value == nullptr || *value == '\0') continue;
-    std::string text(value);
-    std::ranges::transform(text, text.begin(), [](char c) {
-      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    });
+    const std::string text = lowercase(value);
     return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
   }
   return false;

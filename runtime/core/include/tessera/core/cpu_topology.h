@@ -25,7 +25,7 @@ struct CpuTopology {
 
   /// Nodes that have cores here, in the order of the cores.
   std::vector<int> nodes() const;
-  /// That of a PCI device; -1 if it is not known. On a machine of one node that one.
+  /// The node of a PCI device; -1 if it is not known. On a machine of one node that one.
   int node_of_device(std::string_view bus_id) const;
 };
 
