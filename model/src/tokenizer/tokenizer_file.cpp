@@ -260,7 +260,7 @@ class FileReader {
   void read_model(const Place& model) {
     model.object({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                   "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
-    if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE'");
+    if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE' or 'WordPiece'");
     model.must_be_null("dropout");
     model.must_be("continuing_subword_prefix", "");
     model.must_be("end_of_word_suffix", "");
