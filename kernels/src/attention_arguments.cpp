@@ -29,9 +29,9 @@ void check_common(const TensorView& qkv, const TensorView& out, const TensorView
   check(lse, "lse", Shape{batch, heads, length}, DType::kFloat32);
 }
 
-void check_causal(bool causal, std::int64_t window, const TensorView& starts) {
-  require(causal || (window == 0 && !starts), ErrorCode::kInvalidArgument,
-          "attention: a window and documents are of causal attention, and this is not causal");
+void check_causal(bool causal, std::int64_t window) {
+  require(causal || window == 0, ErrorCode::kInvalidArgument,
+          "attention: a window is of causal attention, and this is not causal");
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ void check_scores(const char* kernel, const AttentionScores& scores) {
 void check_attention(const AttentionForwardArgs& args) {
   check_common(args.qkv, args.out, args.lse, args.window, args.scores);
   check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
-  check_causal(args.causal, args.window, args.starts);
+  check_causal(args.causal, args.window);
 }
 
 void check_attention(const AttentionBackwardArgs& args) {
@@ -53,7 +53,7 @@ void check_attention(const AttentionBackwardArgs& args) {
   check(args.d_out, "d_out", args.out.shape, args.qkv.dtype);
   check(args.d_qkv, "d_qkv", args.qkv.shape, args.qkv.dtype);
   check_starts("attention", args.starts, args.qkv.shape[0], args.qkv.shape[1]);
-  check_causal(args.causal, args.window, args.starts);
+  check_causal(args.causal, args.window);
 }
 
 }  // namespace tessera

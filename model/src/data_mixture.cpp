@@ -58,8 +58,8 @@ DataMixture::DataMixture(std::vector<TokenDataset> sources,
                          std::shared_ptr<const data::MixtureOrder> order)
     : sources_(std::move(sources)),
       order_(std::move(order)),
-      packing_(std::ranges::any_of(
-          sources_, [](const TokenDataset& source) { return source.options().packing; })) {}
+      has_starts_(std::ranges::any_of(
+          sources_, [](const TokenDataset& source) { return source.has_starts(); })) {}
 
 DataMixture::DataMixture(std::vector<MixedData> mixed)
     : DataMixture([&] {
@@ -76,7 +76,7 @@ DataMixture DataMixture::validation() const {
 
 Shape DataMixture::input_shape(std::int64_t micro_batch) const {
   const std::int64_t length = sources_.front().options().sequence_length;
-  if (packing_) return {2, micro_batch, length};
+  if (has_starts_) return {2, micro_batch, length};
   return {micro_batch, length};
 }
 
@@ -105,7 +105,7 @@ std::int64_t DataMixture::fill(std::int64_t first, std::int64_t micro_batch, Ten
   for (std::int64_t row = 0; row < micro_batch; ++row) {
     const auto [source, sample] = order_->at(first + row);
     std::span<std::int32_t> starts;
-    if (packing_) starts = row_of(inputs, micro_batch + row);
+    if (has_starts_) starts = row_of(inputs, micro_batch + row);
     counted +=
         sources_[source].fill_sample(sample, row_of(inputs, row), row_of(targets, row), starts);
   }

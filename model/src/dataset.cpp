@@ -133,7 +133,7 @@ TokenDataset TokenDataset::validation() const {
 }
 
 Shape TokenDataset::input_shape(std::int64_t micro_batch) const {
-  if (options_.packing) return {2, micro_batch, options_.sequence_length};
+  if (has_starts()) return {2, micro_batch, options_.sequence_length};
   return {micro_batch, options_.sequence_length};
 }
 
@@ -155,7 +155,7 @@ std::int64_t TokenDataset::fill(std::int64_t first, std::int64_t micro_batch, Te
   std::int64_t counted = 0;
   for (std::int64_t row = 0; row < micro_batch; ++row) {
     std::span<std::int32_t> starts;
-    if (options_.packing) starts = row_of(inputs, micro_batch + row);
+    if (has_starts()) starts = row_of(inputs, micro_batch + row);
     counted += fill_sample(first + row, row_of(inputs, row), row_of(targets, row), starts);
   }
   return counted;
@@ -166,7 +166,8 @@ std::int64_t TokenDataset::fill_sample(std::int64_t number, std::span<std::int32
                                        std::span<std::int32_t> starts) const {
   if (source_.examples != nullptr) {
     const data::ExampleSource::Part part{begin_, order_, options_.shuffle};
-    return source_.examples->fill(part, number, options_.vocab_size, {inputs, targets, starts});
+    return source_.examples->fill(part, number, options_.vocab_size,
+                                  {inputs, targets, starts, options_.encoder});
   }
   const std::int64_t position = number % samples_;
   const std::int64_t index =

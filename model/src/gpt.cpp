@@ -24,7 +24,8 @@ void check_adapters(const Model& model, const GptConfig& config) {
   }
   require(adapts, ErrorCode::kConfig, kind, ": no linear module of this ", family_of(config).name,
           " is a target; its modules are ",
-          config.family == GptFamily::kGpt2 ? "c_attn, c_proj and c_fc"
+          is_encoder(config)                  ? "query, key, value and dense"
+          : config.family == GptFamily::kGpt2 ? "c_attn, c_proj and c_fc"
           : family_of(config).fused_files
               ? "qkv_proj, o_proj, gate_up_proj and down_proj"
               : "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj");

@@ -60,6 +60,7 @@ constexpr std::string_view kWholeChannels = "rotary_whole_channels";
 /// In front of the names of what layers with a window have for themselves.
 constexpr std::string_view kOfWindows = "window_";
 
+constexpr std::string_view kTokenTypes = "token_types";
 /// Written only where they are not 0.
 constexpr std::string_view kPeriod = "window_period";
 constexpr std::array<std::pair<std::string_view, double GptConfig::*>, 3> kNumbers{{
@@ -176,6 +177,36 @@ void check_labels(const GptConfig& config) {
           "train the whole model");
 }
 
+/// Without what families with learned positions do not have.
+GptConfig without_rotary(const GptConfig& config) {
+  GptConfig plain = config;
+  for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;
+  for (const auto& [name, number] : kNumbers) plain.*number = 0.0;
+  plain.mlp_width = config.mlp_width;
+  plain.window_period = 0;
+  plain.rotary = {};
+  plain.window_rotary = {};
+  return plain;
+}
+
+void check_encoder(const GptConfig& config) {
+  const std::string_view name = family_of(config).name;
+  require(config.token_types > 0, ErrorCode::kConfig, "model: a ", name,
+          " has token_types, at least 1, got ", config.token_types);
+  require(config.mlp_width >= 0 && config.norm_epsilon > 0.0F, ErrorCode::kConfig,
+          "model: mlp_width must not be negative, and norm_epsilon must be positive, got ",
+          config.mlp_width, " and ", config.norm_epsilon);
+  require(without_rotary(config) == config, ErrorCode::kConfig, "model: a ", name,
+          " has neither kv_heads, head_width, a window, rotary positions nor soft caps");
+  require(config.tie_embedding || !config.labels.empty(), ErrorCode::kConfig, "model: a ", name,
+          " tells masked tokens by its embedding alone (tie_word_embeddings, tie_embedding)");
+  require(config.base_format == WeightFormat::kNone, ErrorCode::kConfig,
+          "a quantised base is for decoders; leave out `base_format` for a ", name);
+  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+          "a tuned prompt is for models that write text; train a ", name,
+          " with `lora` or ia3 adapters, or as a whole");
+}
+
 void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
   const double channels = static_cast<double>(config.head_width_used()) * rotary.share;
   const auto rotated = static_cast<std::int64_t>(channels);
@@ -224,13 +255,19 @@ void check_rotary(const GptConfig& config, const RotaryConfig& rotary) {
 
 }  // namespace
 
+bool is_encoder(const GptConfig& config) { return family_of(config).encoder; }
+
 void require_writes_text(const GptConfig& config) {
+  require(!is_encoder(config), ErrorCode::kConfig, "a ", family_of(config).name,
+          " is an encoder, which reads texts and writes none; classify with it (train --task "
+          "classification, evaluate), or take a model that writes text");
   require(config.labels.empty(), ErrorCode::kConfig,
           "the model classifies sequences and writes no text; evaluate it, or take a model that "
           "writes text");
 }
 
 std::string_view embedding_name(const GptConfig& config) {
+  if (is_encoder(config)) return "embeddings.word_embeddings.weight";
   return config.family == GptFamily::kGpt2 ? "wte.weight" : "embed_tokens.weight";
 }
 
@@ -248,13 +285,12 @@ void check(const GptConfig& config) {
   require(config.base_format == WeightFormat::kNone || config.adapter.is_set(), ErrorCode::kConfig,
           "a base in ", to_string(config.base_format),
           " stays as it is: give adapters to train: `adapter`");
+  if (is_encoder(config)) return check_encoder(config);
+  require(config.token_types == 0, ErrorCode::kConfig, "model: only a bert has token_types, not a ",
+          family_of(config).name);
   if (config.family == GptFamily::kGpt2) {
-    GptConfig plain = config;
-    for (const auto& [name, size] : kMoreSizes) plain.*size = GptConfig{}.*size;
-    for (const auto& [name, number] : kNumbers) plain.*number = 0.0;
-    plain.window_period = 0;
-    plain.rotary = {};
-    plain.window_rotary = {};
+    GptConfig plain = without_rotary(config);
+    plain.mlp_width = GptConfig{}.mlp_width;
     plain.norm_epsilon = GptConfig{}.norm_epsilon;
     require(
         plain == config, ErrorCode::kConfig,
@@ -303,6 +339,10 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
   for (const auto& [name, size] : kMoreSizes)
     words.push_back({std::string(name), concat(config.*size)});
   words.push_back({"norm_epsilon", exactly(static_cast<double>(config.norm_epsilon))});
+  if (is_encoder(config)) {
+    words.push_back({std::string(kTokenTypes), concat(config.token_types)});
+    return words;
+  }
   if (config.window_period != 0)
     words.push_back({std::string(kPeriod), concat(config.window_period)});
   for (const auto& [name, number] : kNumbers) {
@@ -342,6 +382,10 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   if (config.family == GptFamily::kGpt2) return config;
   for (const auto& [name, size] : kMoreSizes) config.*size = words.number<std::int64_t>(name);
   config.norm_epsilon = static_cast<float>(words.number<double>("norm_epsilon"));
+  if (is_encoder(config)) {
+    config.token_types = words.number<std::int64_t>(kTokenTypes);
+    return config;
+  }
   if (words.find(kPeriod) != nullptr) config.window_period = words.number<std::int64_t>(kPeriod);
   for (const auto& [name, number] : kNumbers) {
     if (words.find(name) != nullptr) config.*number = words.number<double>(name);

@@ -87,6 +87,17 @@ constexpr std::array kFamilies{
               .lora_targets = {"q_proj", "v_proj"},
               .ia3_targets = {"q_proj", "v_proj", "down_proj"},
               .ia3_feedforward = "down_proj"},
+    FamilyRow{.family = GptFamily::kBert,
+              .name = "bert",
+              .architecture = "BertForMaskedLM",
+              .base_class = "BertModel",
+              .block_class = "BertLayer",
+              .prefix = "bert.",
+              .classifier = "classifier",
+              .encoder = true,
+              .lora_targets = {"query", "value"},
+              .ia3_targets = {"key", "value", "output.dense"},
+              .ia3_feedforward = "output.dense"},
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "gpt_layers.h"
 #include "tessera/model/gpt.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera {
 
@@ -12,7 +13,7 @@ enum class CountedScores { kBelowDiagonal, kAll };
 /// Twice the number of positions that a query is counted with.
 double counted_positions(const GptConfig& config, std::int64_t layer, CountedScores counted) {
   const auto length = static_cast<double>(config.context_length);
-  if (counted == CountedScores::kAll) return 2.0 * length;
+  if (counted == CountedScores::kAll || family_of(config).encoder) return 2.0 * length;
   const std::int64_t window = config.window_of(layer);
   const double outside = window > 0 ? std::max(0.0, length - static_cast<double>(window)) : 0.0;
   return length - outside * outside / length;
@@ -23,11 +24,13 @@ double flops_per_token(const GptConfig& config, CountedScores counted) {
   const double width = number(config.width);
   const double queries = number(config.heads * config.head_width_used());
   const double keys = number(config.kv_heads_used() * config.head_width_used());
-  const double mlp_matrices = config.family == GptFamily::kGpt2 ? 2.0 : 3.0;
+  const bool encoder = family_of(config).encoder;
+  const double mlp_matrices = config.family == GptFamily::kGpt2 || encoder ? 2.0 : 3.0;
   const double block_matrices =
       (2.0 * queries + 2.0 * keys) * width + mlp_matrices * number(config.mlp_width_used()) * width;
   const std::int64_t rows = config.labels.empty() ? config.vocab_size : std::ssize(config.labels);
-  const double head_matrix = number(rows) * width;
+  // An encoder's head has a layer before its logits.
+  const double head_matrix = (number(rows) + (encoder ? width : 0.0)) * width;
   double attention = 0.0;
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     attention += counted_positions(config, layer, counted) * queries;

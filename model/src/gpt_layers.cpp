@@ -12,15 +12,6 @@
 namespace tessera::gpt {
 namespace {
 
-/// (vocabulary, width). Tensor cores want the head's products in whole tiles, so zeros fill the
-/// last one, unless there are too few tiles for that to pay.
-ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
-  constexpr std::int64_t kTile = 128;
-  ParameterSpec spec = matrix(std::move(name), config.vocab_size, config.width, kInitialStddev);
-  if (config.vocab_size >= 16 * kTile) spec.row_multiple = kTile;
-  return spec;
-}
-
 bool is_gpt2(const GptConfig& config) { return config.family == GptFamily::kGpt2; }
 
 /// Tokens to vectors; in GPT-2 with positions.
@@ -88,24 +79,6 @@ class Embedding : public CachingLayer {
   bool has_prompt_ = false;
 };
 
-/// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
-Value logits_of(Tape& tape, const Value& x, const Parameter& weight, float soft_cap) {
-  const Shape& shape = x.shape();
-  const std::int64_t rows = shape[0] * shape[1];
-  const std::int64_t vocab_size = weight.value.shape[0];
-  Tensor logits = tape.activation(Shape{shape[0], shape[1], vocab_size}, DType::kFloat32, "logits");
-  tape.kernels().gemm({.a = x.tensor.view().reshape(Shape{rows, shape[2]}),
-                       .b = weight.value,
-                       .c = logits.view().reshape(Shape{rows, vocab_size}),
-                       .bias = {},
-                       .transpose_b = true},
-                      tape.stream());
-  if (soft_cap != 0.0F) {
-    tape.kernels().soft_cap({.x = logits, .y = logits, .cap = soft_cap}, tape.stream());
-  }
-  return tape.output(std::move(logits), nullptr);
-}
-
 /// The last norm, and the losses of the next tokens, or of a sequence's class.
 class Head : public Layer {
  public:
@@ -148,7 +121,7 @@ class Head : public Layer {
     if (!targets) {
       require(!tape.recording(), ErrorCode::kInvalidArgument,
               "layer 'head' needs targets to record a loss");
-      return logits_of(tape, x, weight, soft_cap_);
+      return logits_of(tape, x, weight, nullptr, soft_cap_);
     }
     return ops::linear_cross_entropy(tape, std::move(x), weight, targets, -1, soft_cap_);
   }
@@ -182,11 +155,38 @@ ParameterSpec matrix(std::string name, std::int64_t outputs, std::int64_t inputs
           .initializer = Initializer::normal(stddev)};
 }
 
+// Tensor cores want the head's products in whole tiles, so zeros fill the
+// last one, unless there are too few tiles for that to pay.
+ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config) {
+  constexpr std::int64_t kTile = 128;
+  ParameterSpec spec = matrix(std::move(name), config.vocab_size, config.width, kInitialStddev);
+  if (config.vocab_size >= 16 * kTile) spec.row_multiple = kTile;
+  return spec;
+}
+
 ParameterSpec vector(std::string name, std::int64_t size, float value) {
   return {.name = std::move(name),
           .shape = {size},
           .initializer = Initializer::constant(value),
           .weight_decay_scale = 0.0F};
+}
+
+Value logits_of(Tape& tape, const Value& x, const Parameter& weight, const Parameter* bias,
+                float soft_cap) {
+  const Shape& shape = x.shape();
+  const std::int64_t rows = shape[0] * shape[1];
+  const std::int64_t vocab_size = weight.value.shape[0];
+  Tensor logits = tape.activation(Shape{shape[0], shape[1], vocab_size}, DType::kFloat32, "logits");
+  tape.kernels().gemm({.a = x.tensor.view().reshape(Shape{rows, shape[2]}),
+                       .b = weight.value,
+                       .c = logits.view().reshape(Shape{rows, vocab_size}),
+                       .bias = bias == nullptr ? TensorView() : bias->value,
+                       .transpose_b = true},
+                      tape.stream());
+  if (soft_cap != 0.0F) {
+    tape.kernels().soft_cap({.x = logits, .y = logits, .cap = soft_cap}, tape.stream());
+  }
+  return tape.output(std::move(logits), nullptr);
 }
 
 void check_parameters(const Layer& layer, std::span<const Parameter> parameters) {
@@ -203,11 +203,21 @@ TokenInputs inputs_of(const Tape& tape) {
 }
 
 std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config) {
-  const auto make_block = is_gpt2(config) ? make_gpt2_block : make_llama_block;
+  const auto make_block = is_encoder(config) ? make_bert_block
+                          : is_gpt2(config)  ? make_gpt2_block
+                                             : make_llama_block;
   std::vector<std::unique_ptr<Layer>> layers;
-  layers.push_back(std::make_unique<Embedding>(config));
+  if (is_encoder(config)) {
+    layers.push_back(make_bert_embedding(config));
+  } else {
+    layers.push_back(std::make_unique<Embedding>(config));
+  }
   for (std::int64_t i = 0; i < config.layers; ++i) layers.push_back(make_block(config, i));
-  layers.push_back(std::make_unique<Head>(config));
+  if (is_encoder(config)) {
+    layers.push_back(make_bert_head(config));
+  } else {
+    layers.push_back(std::make_unique<Head>(config));
+  }
   return layers;
 }
 

@@ -100,11 +100,24 @@ class CachingLayer : public Layer {
 Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const TensorView& starts,
              const CachedPass* pass);
 
+/// (vocabulary, width).
+ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config);
+
+/// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
+/// `bias`: may be null.
+Value logits_of(Tape& tape, const Value& x, const Parameter& weight, const Parameter* bias,
+                float soft_cap);
+
 /// All layers of make_gpt().
 std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config);
 
 /// Block `index` of a GPT-2, and of any other family.
 std::unique_ptr<Layer> make_gpt2_block(const GptConfig& config, std::int64_t index);
 std::unique_ptr<Layer> make_llama_block(const GptConfig& config, std::int64_t index);
+
+/// The layers of a BERT.
+std::unique_ptr<Layer> make_bert_embedding(const GptConfig& config);
+std::unique_ptr<Layer> make_bert_block(const GptConfig& config, std::int64_t index);
+std::unique_ptr<Layer> make_bert_head(const GptConfig& config);
 
 }  // namespace tessera::gpt

@@ -101,6 +101,18 @@ GptConfig gemma3_scaled(const LlamaSizes& sizes, std::int64_t window) {
 }
 
 /// Some of four layers have a window, and some do not.
+GptConfig bert(std::int64_t vocab_size, std::int64_t context_length, std::int64_t layers,
+               std::int64_t heads, std::int64_t width) {
+  return {.vocab_size = vocab_size,
+          .context_length = context_length,
+          .layers = layers,
+          .heads = heads,
+          .width = width,
+          .family = GptFamily::kBert,
+          .norm_epsilon = 1e-12F,
+          .token_types = 2};
+}
+
 GptConfig tiny_gemma(GptFamily family) {
   GptConfig config = tiny(family);
   config.tie_embedding = true;
@@ -188,6 +200,9 @@ const std::vector<Preset>& presets() {
        gemma3({kGemma3, 32768, 26, 4, 1, 256, 1152, 6912, 1e6, true}, 512)},
       {"gemma3-27b", "google/gemma-3-27b-pt",
        gemma3_scaled({262208, kLong, 62, 32, 16, 128, 5376, 21504, 1e6, true}, 1024)},
+      {"bert-tiny", "", bert(256, 256, 4, 4, 128)},
+      {"bert-base", "google-bert/bert-base-uncased", bert(30522, 512, 12, 12, 768)},
+      {"bert-large", "google-bert/bert-large-uncased", bert(30522, 512, 24, 16, 1024)},
   };
   return all;
 }

@@ -20,6 +20,9 @@ std::vector<Cut> cuts_of(const GptConfig& config) {
   const std::int64_t queries = config.heads * config.head_width_used();
   const std::int64_t keys = config.kv_heads_used() * config.head_width_used();
   const std::int64_t mlp = config.mlp_width_used();
+  if (family_of(config).encoder) {
+    return {{"qkv", {{"query", queries}, {"key", keys}, {"value", keys}}}};
+  }
   return {{"qkv_proj", {{"q_proj", queries}, {"k_proj", keys}, {"v_proj", keys}}},
           {"gate_up_proj", {{"gate_proj", mlp}, {"up_proj", mlp}}}};
 }
@@ -45,7 +48,8 @@ std::vector<PublishedPart> published_parts(const GptConfig& config, const std::s
 }
 
 bool is_of_head(std::string_view name) {
-  return name.starts_with("lm_head.") || name == "score" || name.starts_with("score.");
+  return name.starts_with("lm_head.") || name == "score" || name.starts_with("score.") ||
+         name == "classifier" || name.starts_with("classifier.") || name.starts_with("cls.");
 }
 
 std::string published_name(const GptConfig& config, const std::string& name) {

@@ -18,7 +18,7 @@ std::int64_t write_sample(std::span<const ExampleView> examples, const SampleRow
       const auto from = static_cast<std::size_t>(first);
       const auto count = static_cast<std::size_t>(second - first);
       std::ranges::copy(example.tokens.subspan(from, count),
-                        row.targets.subspan(begin + from - 1).begin());
+                        row.targets.subspan(begin + (row.label_first ? 0 : from - 1)).begin());
       counted += second - first;
     }
     if (!row.starts.empty()) {

@@ -19,7 +19,8 @@ struct ExampleView {
 struct SampleRow {
   std::span<std::int32_t> inputs{};
   std::span<std::int32_t> targets{};
-  std::span<std::int32_t> starts{};  ///< where each place's document begins; empty: not packed
+  std::span<std::int32_t> starts{};  ///< where each place's document begins; empty: not asked for
+  bool label_first = false;          ///< an example's one target is told at its first place
 };
 
 /// Writes examples, one behind the other, to a row that has room for them: behind the end inputs

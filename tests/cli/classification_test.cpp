@@ -114,6 +114,32 @@ TEST_F(Classification, AdaptersBesideAModelThatWritesText) {
   EXPECT_EQ(json::parse(test::read_file(path("merged/config.json")))["id2label"].size(), 3U);
 }
 
+TEST_F(Classification, ByAnEncoder) {
+  const Words sizes{"--model", "bert-tiny", "--sequence-length", "12"};
+  Words words = sizes;
+  for (const char* word : {"--ranks", "2", "--eval-data", "", "--export", ""})
+    words.push_back(word);
+  words[7] = reviews("held_out.jsonl");
+  words[9] = path("tuned");
+  const ProgramResult trained = train(words);
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  const json config = json::parse(test::read_file(path("tuned/config.json")));
+  EXPECT_EQ(config["architectures"], json::array({"BertForSequenceClassification"}));
+  for (const char* const ranks : {"1", "3"}) {
+    const ProgramResult told = evaluate({"--init", path("tuned"), "--tokenizer", "bytes",
+                                         "--sequence-length", "12", "--ranks", ranks});
+    EXPECT_EQ(told.exit_code, 0) << told.err;
+    EXPECT_THAT(told.out, HasSubstr("accuracy 100.00 %, F1 100.00 % of 'good', macro F1"));
+  }
+  const auto is_refused = HasSubstr("is an encoder, which reads texts and writes none");
+  EXPECT_THAT(
+      error_of(run({"generate", "--init", path("tuned"), "--tokenizer", "bytes", "--prompt", "x"})),
+      is_refused);
+  EXPECT_THAT(error_of(run({"train", "--no-default-config", "--model", "bert-tiny", "--data",
+                            reviews(), "--steps", "1"})),
+              HasSubstr("an encoder, which tells no next token; train it to classify"));
+}
+
 TEST_F(Classification, WhatDoesNotFitIsRefusedWithARemedy) {
   const auto refused = [&](const Words& more) { return error_of(train(more)); };
   EXPECT_THAT(refused({"--labels", "good"}), HasSubstr("'good' is the only label"));

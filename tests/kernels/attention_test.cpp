@@ -14,7 +14,10 @@ struct Sizes {
   AttentionScores scores{};
 
   /// Behind the last key that a query sees.
-  std::int64_t keys_end(std::int64_t query) const { return causal ? query + 1 : length; }
+  std::int64_t keys_end(std::int64_t b, std::int64_t query) const {
+    if (causal) return query + 1;
+    return document == 0 ? length : std::min(length, start_of(b, query) + document + b);
+  }
 
   std::int64_t start_of(std::int64_t b, std::int64_t place) const {
     return document == 0 ? 0 : place / (document + b) * (document + b);
@@ -69,10 +72,10 @@ double scale_of(const Sizes& s) {
 /// score also its derivative by what was capped.
 Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::int64_t h,
                       std::int64_t l, double& lse, Doubles& slopes) {
-  Doubles p(at(i.s.keys_end(l)));
+  Doubles p(at(i.s.keys_end(b, l)));
   slopes.assign(p.size(), 1.0);
   double maximum = -INFINITY;
-  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(l); ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(b, l); ++k) {
     for (std::int64_t d = 0; d < i.s.dim; ++d) {
       p[at(k)] += qkv[i.qkv(b, l, 0, h, d)] * qkv[i.qkv(b, k, 1, h, d)];
     }
@@ -85,7 +88,7 @@ Doubles probabilities(const Doubles& qkv, const Index& i, std::int64_t b, std::i
     maximum = std::max(maximum, p[at(k)]);
   }
   double sum = 0.0;
-  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(l); ++k) {
+  for (std::int64_t k = i.s.first_key(b, l); k < i.s.keys_end(b, l); ++k) {
     sum += p[at(k)] = std::exp(p[at(k)] - maximum);
   }
   for (double& value : p) value /= sum;
@@ -109,7 +112,7 @@ ForwardOracle forward_oracle(const Doubles& qkv, const Sizes& s) {
   each_query(s, [&](std::int64_t b, std::int64_t h, std::int64_t l) {
     Doubles slopes;
     const Doubles p = probabilities(qkv, i, b, h, l, r.lse[i.lse(b, h, l)], slopes);
-    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(b, l); ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         r.out[i.out(b, l, h, d)] += p[at(k)] * qkv[i.qkv(b, k, 2, h, d)];
       }
@@ -134,13 +137,13 @@ Doubles backward_oracle(const Doubles& qkv, const Doubles& out, const Doubles& d
     for (std::int64_t d = 0; d < s.dim; ++d) {
       delta += d_out[i.out(b, l, h, d)] * out[i.out(b, l, h, d)];
     }
-    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(b, l); ++k) {
       for (std::int64_t d = 0; d < s.dim; ++d) {
         dp[at(k)] += d_out[i.out(b, l, h, d)] * qkv[i.qkv(b, k, 2, h, d)];
         g[i.qkv(b, k, 2, h, d)] += p[at(k)] * d_out[i.out(b, l, h, d)];
       }
     }
-    for (std::int64_t k = 0; k < s.keys_end(l); ++k) {
+    for (std::int64_t k = 0; k < s.keys_end(b, l); ++k) {
       const double ds = p[at(k)] * (dp[at(k)] - delta) * slopes[at(k)] * scale;
       for (std::int64_t d = 0; d < s.dim; ++d) {
         g[i.qkv(b, l, 0, h, d)] += ds * qkv[i.qkv(b, k, 1, h, d)];
@@ -311,6 +314,22 @@ TYPED_TEST(Attention, SeesTheWholeSequenceIfItIsNotCausal) {
   }
 }
 
+// Nothing beyond the own document is seen, before or behind: a sequence and its padding are two.
+TYPED_TEST(Attention, SeesTheWholeDocumentIfItIsNotCausal) {
+  const auto sizes = testing_cuda()
+                         ? std::vector<Sizes>{{2, 70, 1, 16, 0, 1},
+                                              {2, 130, 1, 64, 0, 50},
+                                              {1, 200, 1, 8, 0, 90},
+                                              {1, 64, 1, 4, 0, 64}}
+                         : std::vector<Sizes>{{1, 70, 2, 16, 0, 1},    {2, 130, 1, 8, 0, 7},
+                                              {2, 700, 1, 16, 0, 64},  {1, 1700, 1, 4, 0, 800},
+                                              {2, 1100, 1, 4, 0, 530}, {1, 64, 1, 4, 0, 64}};
+  for (Sizes s : sizes) {
+    s.causal = false;
+    check<TypeParam>(s);
+  }
+}
+
 // Caps that bend scores and caps that hardly do, with windows and documents, on CUDA by both kinds
 // of kernels; a scale of the scores alone.
 TYPED_TEST(Attention, CapsAndScalesScores) {
@@ -342,11 +361,10 @@ TEST(AttentionErrors, ScalesAndCapsAreNotNegative) {
   }
 }
 
-TEST(AttentionErrors, OnlyCausalAttentionHasWindowsAndDocuments) {
-  for (Sizes s : {Sizes{1, 8, 1, 4, 2}, Sizes{1, 8, 1, 4, 0, 4}}) {
-    s.causal = false;
-    EXPECT_THROW(forward(random_values<float>(3 * out_numel(s), 1), s), Error) << name(s);
-  }
+TEST(AttentionErrors, OnlyCausalAttentionHasWindows) {
+  Sizes s{1, 8, 1, 4, 2};
+  s.causal = false;
+  EXPECT_THROW(forward(random_values<float>(3 * out_numel(s), 1), s), Error) << name(s);
 }
 
 TYPED_TEST(Attention, OneDocumentOfTheWholeSequenceChangesNoBit) {

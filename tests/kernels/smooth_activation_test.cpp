@@ -1,7 +1,7 @@
 #include "kernels/gelu_oracle.h"
 #include "kernels/support.h"
 
-// GELU and SiLU, which differ in their formulas alone.
+// GELU, SiLU and tanh, which differ in their formulas alone.
 namespace tessera {
 namespace {
 
@@ -21,6 +21,25 @@ struct GeluKernels {
   static auto backward() { return kernels_under_test().gelu_backward; }
   static constexpr float kStddev = 2.0F, kTails[] = {12.0F, 100.0F};
   static constexpr const char* kName = "gelu";
+};
+struct ErfGeluKernels : GeluKernels {
+  static double value(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
+  static double slope(double x) {
+    const double bell = std::exp(-0.5 * x * x) / std::sqrt(2.0 * std::acos(-1.0));
+    return 0.5 * std::erfc(-x / std::sqrt(2.0)) + x * bell;
+  }
+  static auto forward() {
+    return [](GeluForwardArgs args, Stream& stream) {
+      args.form = GeluForm::kErf;
+      kernels_under_test().gelu_forward(args, stream);
+    };
+  }
+  static auto backward() {
+    return [](GeluBackwardArgs args, Stream& stream) {
+      args.form = GeluForm::kErf;
+      kernels_under_test().gelu_backward(args, stream);
+    };
+  }
 };
 struct SiluKernels {
   using Forward = SiluForwardArgs;
@@ -85,7 +104,9 @@ template <typename KernelsAndElement>
 class SmoothActivation : public testing::Test {};
 using Cases = testing::Types<std::pair<GeluKernels, float>, std::pair<GeluKernels, bfloat16>,
                              std::pair<SiluKernels, float>, std::pair<SiluKernels, bfloat16>,
-                             std::pair<GeluKernels, float16>, std::pair<SiluKernels, float16>>;
+                             std::pair<GeluKernels, float16>, std::pair<SiluKernels, float16>,
+                             std::pair<ErfGeluKernels, float>, std::pair<ErfGeluKernels, bfloat16>,
+                             std::pair<ErfGeluKernels, float16>>;
 TYPED_TEST_SUITE(SmoothActivation, Cases);
 
 TYPED_TEST(SmoothActivation, ForwardFollowsTheFormula) {
@@ -164,8 +185,32 @@ TEST(SmoothActivationErrors, DifferentSizesAreNamed) {
                Error);
 }
 
+// Its derivative is taken at its output.
+TEST(TanhActivation, FollowsTheFormula) {
+  const std::vector<float> x = random_values<float>(1009, 7, 3.0F),
+                           dy = random_values<float>(1009, 8);
+  on_every_target([&] {
+    std::vector<float> y(x), dx(dy);
+    StreamUnderTest stream;
+    kernels_under_test().relu_forward(
+        {.x = view_of(y), .y = view_of(y), .function = OutputActivation::kTanh}, stream);
+    kernels_under_test().relu_backward({.y = view_of(y),
+                                        .dy = view_of(dx),
+                                        .dx = view_of(dx),
+                                        .function = OutputActivation::kTanh},
+                                       stream);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double expected = std::tanh(static_cast<double>(x[i]));
+      EXPECT_NEAR(y[i], expected, 4e-7);
+      EXPECT_NEAR(dx[i], static_cast<double>(dy[i]) * (1.0 - expected * expected), 4e-6);
+    }
+  });
+}
+
 TEST(GeluOracle, SlopeIsTheDerivative) {
   for (double x = -6.0; x < 6.0; x += 0.37) {
+    EXPECT_NEAR(ErfGeluKernels::slope(x),
+                (ErfGeluKernels::value(x + 1e-6) - ErfGeluKernels::value(x - 1e-6)) / 2e-6, 1e-8);
     EXPECT_NEAR(gelu_slope(x), (gelu(x + 1e-6) - gelu(x - 1e-6)) / 2e-6, 1e-8) << x;
   }
 }

@@ -107,6 +107,7 @@ std::vector<Case> cases() {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       const std::string name = concat(family.name, '_', to_string(dtype));
       for (const auto& [trained, suffix] : kTrained) {
+        if (family.encoder && trained == Trained::kPrompt) continue;  // refused
         all.push_back({family.family, name + suffix, dtype, trained, false});
       }
       all.push_back({family.family, name + "_packed", dtype, Trained::kAll, true});

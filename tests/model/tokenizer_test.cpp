@@ -232,7 +232,7 @@ TEST(Tokenizer, RefusesByName) {
       {"llama3", "/pre_tokenizer/pretokenizers/1", {{"type", "Digits"}}, "has no ByteLevel"},
       {"gpt2", "/decoder/type", "WordPiece", "decoder.type is 'WordPiece'"},
       {"gpt2", "/decoder", nullptr, "decoder is null"},
-      {"gpt2", "/post_processor", {{"type", "BertProcessing"}}, "'BertProcessing', and only"},
+      {"gpt2", "/post_processor", {{"type", "RobertaProcessing"}}, "'RobertaProcessing', and only"},
       {"llama3",
        "/post_processor/processors/2",
        {{"type", "Sequence"}, {"processors", json::array()}},

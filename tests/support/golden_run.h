@@ -12,28 +12,35 @@
 
 namespace tessera::test {
 
-/// The batches of a golden file, in order.
+/// The batches of a golden file, in order; with "starts" also where documents begin.
 class GoldenBatches : public BatchSource {
  public:
   explicit GoldenBatches(const Golden& golden)
       : tokens_(golden.ints("tokens")), targets_(golden.ints("targets")) {
     const Shape shape = golden.shape("tokens");
     length_ = shape[2];
+    if (golden.index().at("tensors").contains("starts")) starts_ = golden.ints("starts");
   }
-  Shape input_shape(std::int64_t n) const override { return Shape{n, length_}; }
+  Shape input_shape(std::int64_t n) const override {
+    return starts_.empty() ? Shape{n, length_} : Shape{2, n, length_};
+  }
   Shape target_shape(std::int64_t n) const override { return Shape{n, length_}; }
   DType input_dtype() const override { return DType::kInt32; }
   DType target_dtype() const override { return DType::kInt32; }
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
     std::copy_n(tokens_.begin() + first * length_, n * length_, inputs.as<std::int32_t>());
+    if (!starts_.empty()) {
+      std::copy_n(starts_.begin() + first * length_, n * length_,
+                  inputs.as<std::int32_t>() + n * length_);
+    }
     std::copy_n(targets_.begin() + first * length_, n * length_, targets.as<std::int32_t>());
     return std::count_if(targets.as<std::int32_t>(), targets.as<std::int32_t>() + n * length_,
                          [](std::int32_t t) { return t >= 0; });
   }
 
  private:
-  std::vector<std::int32_t> tokens_, targets_;
+  std::vector<std::int32_t> tokens_, targets_, starts_;
   std::int64_t length_ = 0;
 };
 

@@ -141,6 +141,12 @@ inline GptConfig small_gpt(float dropout = 0.0F, GptFamily family = GptFamily::k
                    .tie_embedding = true};
   if (family == GptFamily::kGpt2) return config;
   config.family = family;
+  if (family == GptFamily::kBert) {
+    config.mlp_width = 17;
+    config.norm_epsilon = 1e-12F;
+    config.token_types = 2;
+    return config;
+  }
   const bool gemma = family == GptFamily::kGemma2 || family == GptFamily::kGemma3;
   config.tie_embedding = family == GptFamily::kQwen2 || gemma;
   config.heads = 6;

@@ -10,7 +10,7 @@
 #include "cpu/parallel.h"
 #include "elementwise_arguments.h"
 
-// GELU and SiLU (smooth_activations.h), ReLU, and a soft cap. Each of the first three is a function
+// GELU, SiLU and tanh (smooth_activations.h), ReLU, and a soft cap. Each but the last is a function
 // of one element and its backward, of what forward has saved and of dy; forward_range and
 // backward_range apply them. Traffic: forward reads x and writes y, backward reads what was saved
 // and dy and writes dx.
@@ -80,6 +80,10 @@ void backward(const TensorView& saved, const TensorView& dy, const TensorView& d
 // Of Highway's table only names can be entries.
 constexpr auto& gelu_forward_range = forward<Gelu>;
 constexpr auto& gelu_backward_range = backward<Gelu>;
+constexpr auto& erf_gelu_forward_range = forward<ErfGelu>;
+constexpr auto& erf_gelu_backward_range = backward<ErfGelu>;
+constexpr auto& tanh_forward_range = forward<Tanh>;
+constexpr auto& tanh_backward_range = backward<Tanh>;
 constexpr auto& silu_forward_range = forward<Silu>;
 constexpr auto& silu_backward_range = backward<Silu>;
 constexpr auto& relu_forward_range = forward<Relu>;
@@ -95,6 +99,10 @@ namespace {
 
 HWY_EXPORT(gelu_forward_range);
 HWY_EXPORT(gelu_backward_range);
+HWY_EXPORT(erf_gelu_forward_range);
+HWY_EXPORT(erf_gelu_backward_range);
+HWY_EXPORT(tanh_forward_range);
+HWY_EXPORT(tanh_backward_range);
 HWY_EXPORT(silu_forward_range);
 HWY_EXPORT(silu_backward_range);
 HWY_EXPORT(relu_forward_range);
@@ -115,12 +123,20 @@ void run(const Range& range, const TensorView& first, const Views&... others) {
 
 void gelu_forward(const GeluForwardArgs& args, Stream&) {
   check_arguments(args);
-  run(HWY_DYNAMIC_DISPATCH(gelu_forward_range), args.x, args.y);
+  if (args.form == GeluForm::kErf) {
+    run(HWY_DYNAMIC_DISPATCH(erf_gelu_forward_range), args.x, args.y);
+  } else {
+    run(HWY_DYNAMIC_DISPATCH(gelu_forward_range), args.x, args.y);
+  }
 }
 
 void gelu_backward(const GeluBackwardArgs& args, Stream&) {
   check_arguments(args);
-  run(HWY_DYNAMIC_DISPATCH(gelu_backward_range), args.x, args.dy, args.dx);
+  if (args.form == GeluForm::kErf) {
+    run(HWY_DYNAMIC_DISPATCH(erf_gelu_backward_range), args.x, args.dy, args.dx);
+  } else {
+    run(HWY_DYNAMIC_DISPATCH(gelu_backward_range), args.x, args.dy, args.dx);
+  }
 }
 
 void silu_forward(const SiluForwardArgs& args, Stream&) {
@@ -135,12 +151,20 @@ void silu_backward(const SiluBackwardArgs& args, Stream&) {
 
 void relu_forward(const ReluForwardArgs& args, Stream&) {
   check_arguments(args);
-  run(HWY_DYNAMIC_DISPATCH(relu_forward_range), args.x, args.y);
+  if (args.function == OutputActivation::kTanh) {
+    run(HWY_DYNAMIC_DISPATCH(tanh_forward_range), args.x, args.y);
+  } else {
+    run(HWY_DYNAMIC_DISPATCH(relu_forward_range), args.x, args.y);
+  }
 }
 
 void relu_backward(const ReluBackwardArgs& args, Stream&) {
   check_arguments(args);
-  run(HWY_DYNAMIC_DISPATCH(relu_backward_range), args.y, args.dy, args.dx);
+  if (args.function == OutputActivation::kTanh) {
+    run(HWY_DYNAMIC_DISPATCH(tanh_backward_range), args.y, args.dy, args.dx);
+  } else {
+    run(HWY_DYNAMIC_DISPATCH(relu_backward_range), args.y, args.dy, args.dx);
+  }
 }
 
 void soft_cap(const SoftCapArgs& args, Stream&) {

@@ -55,8 +55,10 @@ void softmax_gradient_typed(const BackwardScratch& scratch, const ScoreBlock& bl
   const auto inner = splat(kCapped ? block.scale / block.soft_cap : 0.0F);
   for (std::int64_t c = 0; c < block.keys; ++c) {
     const std::int64_t row = c * scratch.score_stride;
-    const std::int64_t hidden =
-        block.causal ? std::clamp<std::int64_t>(c - block.diagonal, 0, block.queries) : 0;
+    const std::int64_t begin = block.causal              ? c - block.diagonal
+                               : block.starts == nullptr ? 0
+                                                         : block.starts[c] - block.first_query;
+    const std::int64_t hidden = std::clamp<std::int64_t>(begin, 0, block.queries);
     clear(p + row, hidden);
     clear(ds + row, hidden);
     const std::int64_t end =
@@ -160,7 +162,7 @@ class BackwardHead {
     for (std::int64_t k0 = 0; k0 < length; k0 += kKeyBlock) {
       const std::int64_t keys = std::min(kKeyBlock, length - k0);
       const std::int64_t last = shape_.last_query_block(k0 + keys, document_end(k0 + keys - 1));
-      const std::int64_t first = shape_.causal ? k0 : 0;
+      const std::int64_t first = shape_.first_query(b_, k0);
       for (std::int64_t i = last; i * kQueryBlock >= first; --i) {
         add_block(k0, i * kQueryBlock, i == last);
       }
@@ -182,6 +184,9 @@ class BackwardHead {
     block_.diagonal = q0 - k0;
     block_.first_query = q0;
     if (!ends_.empty()) block_.ends = ends_.data() + k0;
+    if (!ends_.empty() && !shape_.causal) {
+      block_.starts = shape_.starts + b_ * shape_.length + k0;
+    }
     const std::int64_t m = block_.keys;
     const std::int64_t n = block_.queries;
     const std::int64_t d = shape_.head_dim;

@@ -53,21 +53,27 @@ struct ScoreBlock {
   std::int64_t queries = 0, keys = 0;
   std::int64_t window;  ///< and of those the last `window`
   /// Query r sees keys [0, diagonal + r] of the block: its position less that of key 0, less r. If
-  /// attention is not causal, all of them.
+  /// attention is not causal, all of its document.
   std::int64_t diagonal = 0;
   bool causal = true;
 
-  /// The last key that query r sees.
-  std::int64_t last_key(std::int64_t r) const { return causal ? diagonal + r : keys - 1; }
+  /// Behind the last key that query r sees, in [0, keys].
+  std::int64_t keys_end(std::int64_t r) const {
+    const std::int64_t end = causal            ? diagonal + r + 1
+                             : ends == nullptr ? keys
+                                               : ends[r] - first_key;
+    return std::clamp<std::int64_t>(end, 0, keys);
+  }
   std::int64_t head_dim;
   float scale;        ///< of q k^T
   float soft_cap;     ///< 0: none
   bool first = true;  ///< nothing has been accumulated before this block
-  /// Of documents: the position where that of query r begins, and the block's first key.
+  /// Of documents: the positions where that of query r, or in the backward pass of key c, begins
+  /// and ends, and the block's first key and query. Forward has no ends if attention is causal, and
+  /// backward then no starts.
   const std::int32_t* starts = nullptr;
-  std::int64_t first_key = 0;
-  /// Where the document of key c ends, and the block's first query.
   const std::int32_t* ends = nullptr;
+  std::int64_t first_key = 0;
   std::int64_t first_query = 0;
 };
 

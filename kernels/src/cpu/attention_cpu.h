@@ -25,7 +25,8 @@ struct AttentionShape {
         scores{attention_scores.scale_of(head_dim), attention_scores.soft_cap},
         starts(document_starts ? document_starts.as<std::int32_t>() : nullptr) {}
 
-  /// Behind the last key that queries before `queries_end` see.
+  /// Behind the last key that queries before `queries_end` see. If attention is not causal, only
+  /// documents hide any of the others.
   std::int64_t keys_end(std::int64_t queries_end) const { return causal ? queries_end : length; }
   /// Elements between the rows of q, k, v; and of out.
   std::int64_t qkv_stride() const { return 3 * heads * head_dim; }
@@ -43,10 +44,21 @@ struct AttentionShape {
   std::int64_t start_of(std::int64_t b, std::int64_t position) const {
     return starts == nullptr ? 0 : starts[b * length + position];
   }
+  /// Where the document of a position ends.
+  std::int64_t end_of(std::int64_t b, std::int64_t position) const {
+    if (starts == nullptr) return length;
+    std::int64_t end = position + 1;
+    while (end < length && starts[b * length + end] != end) ++end;
+    return end;
+  }
   /// The first key of the first key block that queries of batch b from q0 on see.
   std::int64_t first_key(std::int64_t b, std::int64_t q0) const {
-    if (!causal) return 0;
-    return std::max(start_of(b, q0), q0 - window + 1) / kKeyBlock * kKeyBlock;
+    const std::int64_t of_window = causal ? q0 - window + 1 : 0;
+    return std::max(start_of(b, q0), of_window) / kKeyBlock * kKeyBlock;
+  }
+  /// The first query of the first query block that sees a key of the block from k0 on.
+  std::int64_t first_query(std::int64_t b, std::int64_t k0) const {
+    return causal ? k0 : start_of(b, k0) / kQueryBlock * kQueryBlock;
   }
   /// The last query block that sees one of the keys before `end`. A block sees a key block by this
   /// if and only if it does by first_key. `document_end`: of the document of the last of them.
@@ -57,7 +69,7 @@ struct AttentionShape {
 
   std::int64_t batch, length, heads, head_dim;
   std::int64_t window;  ///< positions that a query sees, itself included
-  bool causal;          ///< else a query sees all keys
+  bool causal;          ///< else a query sees all keys of its document
   AttentionScores scores;
   const std::int32_t* starts;  ///< (B, L): of documents; null: one in each sequence
 };

@@ -6,6 +6,7 @@
 #include "cpu/simd.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -79,16 +80,12 @@ template <typename T>
 void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) {
   for (std::int64_t r = 0; r < block.queries; ++r) {
     float* z = scratch.scores + r * scratch.score_stride;
-    const std::int64_t end = std::min(block.keys, block.last_key(r) + 1);
+    const std::int64_t end = block.keys_end(r);
     // Of the first blocks a late query may see nothing, for its window or its document begins
     // later: its maximum is then -inf, its sum 0.
     const std::int64_t start = block.starts == nullptr ? 0 : block.starts[r] - block.first_key;
-    const std::int64_t end_of_window = block.diagonal + r + 1;
-    const VisibleKeys visible{
-        block.causal
-            ? std::clamp<std::int64_t>(std::max(start, end_of_window - block.window), 0, end)
-            : 0,
-        end};
+    const std::int64_t of_window = block.causal ? block.diagonal + r + 1 - block.window : 0;
+    const VisibleKeys visible{std::clamp<std::int64_t>(std::max(start, of_window), 0, end), end};
     const bool capped = block.soft_cap != 0.0F;
     if (capped) cap_row(z, visible, block.scale, block.soft_cap);
     const float scale = capped ? 1.0F : block.scale;
@@ -201,8 +198,18 @@ void attention_forward_block(const AttentionForwardArgs& args, const AttentionSh
   scores.queries = queries;
   const std::int64_t first = shape.first_key(b, q0);
   if (shape.starts != nullptr) scores.starts = shape.starts + b * shape.length + q0;
-  const std::int64_t keys_end = shape.keys_end(q0 + queries);
   scores.causal = shape.causal;
+  std::int64_t keys_end = shape.keys_end(q0 + queries);
+  std::array<std::int32_t, kQueryBlock> ends{};
+  if (!shape.causal && shape.starts != nullptr) {
+    keys_end = shape.end_of(b, q0 + queries - 1);
+    std::int64_t end = keys_end;
+    for (std::int64_t r = queries - 1; r >= 0; --r) {
+      ends[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(end);
+      if (shape.start_of(b, q0 + r) == q0 + r) end = q0 + r;
+    }
+    scores.ends = ends.data();
+  }
   for (std::int64_t k0 = first; k0 < keys_end; k0 += kKeyBlock) {
     scores.keys = std::min(kKeyBlock, keys_end - k0);
     scores.diagonal = q0 - k0;

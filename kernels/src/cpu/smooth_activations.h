@@ -1,4 +1,4 @@
-// GELU and SiLU of a vector, compiled once per instruction set: see simd.h.
+// GELU, SiLU and tanh of a vector, compiled once per instruction set: see simd.h.
 
 // Highway's include guard: toggles so that each target sees the header once.
 #if defined(TESSERA_KERNELS_SMOOTH_ACTIVATIONS_H_) == defined(HWY_TARGET_TOGGLE)
@@ -39,6 +39,43 @@ struct Gelu {
     // s (1 - s) = s (s e); e is at most 2.4e38 where s is no less than 4e-39.
     const auto bell = hn::Mul(s, hn::Mul(s, e));
     return hn::Mul(dy, hn::MulAdd(hn::Mul(x, slope), bell, s));
+  }
+};
+
+/// The exact form, x Phi(x), whose derivative is Phi(x) + x phi(x). Phi(-|x|) is erfc(z) / 2 of
+/// z = |x| / sqrt(2), by the approximation of erfc that Numerical Recipes has (Press et al.,
+/// section 6.2; relative error 1.2e-7): with t = 1 / (1 + z / 2), t exp(-z^2 + a polynomial in t).
+struct ErfGelu {
+  static HWY_INLINE FloatVec half_square(FloatVec x) {
+    return hn::Mul(hn::Mul(x, splat(-0.5F)), x);
+  }
+  static HWY_INLINE FloatVec phi(FloatVec x) {
+    const auto z = hn::Mul(hn::Abs(x), splat(0.707106781F));
+    const auto t = hn::Div(splat(1.0F), hn::MulAdd(z, splat(0.5F), splat(1.0F)));
+    auto p = hn::MulAdd(t, splat(0.17087277F), splat(-0.82215223F));
+    p = hn::MulAdd(t, p, splat(1.48851587F));
+    p = hn::MulAdd(t, p, splat(-1.13520398F));
+    p = hn::MulAdd(t, p, splat(0.27886807F));
+    p = hn::MulAdd(t, p, splat(-0.18628806F));
+    p = hn::MulAdd(t, p, splat(0.09678418F));
+    p = hn::MulAdd(t, p, splat(0.37409196F));
+    p = hn::MulAdd(t, p, splat(1.00002368F));
+    p = hn::MulAdd(t, p, splat(-1.26551223F));
+    const auto below = hn::Mul(hn::Mul(t, splat(0.5F)), exp(hn::Add(half_square(x), p)));
+    return hn::IfThenElse(hn::Gt(x, splat(0.0F)), hn::Sub(splat(1.0F), below), below);
+  }
+  static HWY_INLINE FloatVec forward(FloatVec x) { return hn::Mul(x, phi(x)); }
+  static HWY_INLINE FloatVec backward(FloatVec x, FloatVec dy) {
+    const auto bell = hn::Mul(exp(half_square(x)), splat(0.398942280F));  // 1 / sqrt(2 pi)
+    return hn::Mul(dy, hn::MulAdd(x, bell, phi(x)));
+  }
+};
+
+/// The derivative of tanh is taken from its output y: 1 - y^2.
+struct Tanh {
+  static HWY_INLINE FloatVec forward(FloatVec x) { return tanh(x); }
+  static HWY_INLINE FloatVec backward(FloatVec y, FloatVec dy) {
+    return hn::Mul(dy, hn::NegMulAdd(y, y, splat(1.0F)));
   }
 };
 

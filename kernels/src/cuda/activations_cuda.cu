@@ -4,9 +4,9 @@
 #include "cuda/soft_cap_cuda.h"
 #include "elementwise_arguments.h"
 
-// GELU and SiLU (smooth_activations_cuda.h), ReLU, and a soft cap. Each of the first three is a
-// function of one element and its backward, of what forward has
-// saved and of dy; Forward and Backward apply them.
+// GELU, SiLU and tanh (smooth_activations_cuda.h), ReLU, and a soft cap. Each but the last is a
+// function of one element and its backward, of what forward has saved and of dy; Forward and
+// Backward apply them.
 // Bytes: forward reads x and writes y, backward reads what was saved and dy and writes dx.
 
 namespace tessera::cuda {
@@ -104,12 +104,20 @@ void launch_backward(const char* name, const TensorView& saved, const TensorView
 
 void gelu_forward(const GeluForwardArgs& args, Stream& stream) {
   check_arguments(args);
-  launch_forward<Gelu>("gelu_forward", args.x, args.y, stream);
+  if (args.form == GeluForm::kErf) {
+    launch_forward<ErfGelu>("gelu_forward", args.x, args.y, stream);
+  } else {
+    launch_forward<Gelu>("gelu_forward", args.x, args.y, stream);
+  }
 }
 
 void gelu_backward(const GeluBackwardArgs& args, Stream& stream) {
   check_arguments(args);
-  launch_backward<Gelu>("gelu_backward", args.x, args.dy, args.dx, stream);
+  if (args.form == GeluForm::kErf) {
+    launch_backward<ErfGelu>("gelu_backward", args.x, args.dy, args.dx, stream);
+  } else {
+    launch_backward<Gelu>("gelu_backward", args.x, args.dy, args.dx, stream);
+  }
 }
 
 void silu_forward(const SiluForwardArgs& args, Stream& stream) {
@@ -124,12 +132,20 @@ void silu_backward(const SiluBackwardArgs& args, Stream& stream) {
 
 void relu_forward(const ReluForwardArgs& args, Stream& stream) {
   check_arguments(args);
-  launch_forward<Relu>("relu_forward", args.x, args.y, stream);
+  if (args.function == OutputActivation::kTanh) {
+    launch_forward<Tanh>("relu_forward", args.x, args.y, stream);
+  } else {
+    launch_forward<Relu>("relu_forward", args.x, args.y, stream);
+  }
 }
 
 void relu_backward(const ReluBackwardArgs& args, Stream& stream) {
   check_arguments(args);
-  launch_backward<Relu>("relu_backward", args.y, args.dy, args.dx, stream);
+  if (args.function == OutputActivation::kTanh) {
+    launch_backward<Tanh>("relu_backward", args.y, args.dy, args.dx, stream);
+  } else {
+    launch_backward<Relu>("relu_backward", args.y, args.dy, args.dx, stream);
+  }
 }
 
 void soft_cap(const SoftCapArgs& args, Stream& stream) {

@@ -206,6 +206,19 @@ __device__ void softmax_step(Sums& s, Sums& out, float (&maximum)[4], float (&su
   }
 }
 
+/// The tiles of keys that a tile of queries sees, by their first keys.
+struct SeenTiles {
+  int begin, end;
+};
+__device__ inline SeenTiles tiles_seen(const AttentionLayout& layout, int first,
+                                       const Documents& documents) {
+  if (layout.causal) {
+    return {layout.first_key(first, kAnyTile, documents), layout.keys_end(first + kAnyTile)};
+  }
+  return {documents.start(first) / kAnyTile * kAnyTile,
+          documents.end(min(first + kAnyTile, layout.length) - 1)};
+}
+
 template <bool kCapped, typename T>
 __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> problem) {
   SIMT_SHARED(Shared, shared);
@@ -219,16 +232,15 @@ __global__ void __launch_bounds__(kAnyThreads) forward_kernel(AnyProblem<T> prob
   float sum[4] = {};  // of this thread's keys
   const Documents documents = layout.documents(place.batch);
   const ScoreCap<T> cap(layout);
-  const int end = layout.keys_end(first + kAnyTile);
-  for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
-       key += kAnyTile) {
+  const SeenTiles keys = tiles_seen(layout, first, documents);
+  for (int key = keys.begin; key < keys.end; key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
-      const int seen = documents.seen(query, layout.window);
+      const auto [last, seen] = layout.visible(query, documents);
       for (int j = 0; j < 4; ++j) {
         if constexpr (kCapped) cap.apply(s[i][j]);
-        if (hides(layout.position(query), key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
+        if (hides(last, key + 4 * tx() + j, seen)) s[i][j] = -INFINITY;
       }
     }
     softmax_step(s, out, maximum, sum, layout.scale * kLog2E);
@@ -266,14 +278,15 @@ __global__ void __launch_bounds__(kAnyThreads) keys_kernel(AnyProblem<T> problem
   const Documents documents = layout.documents(place.batch);
   const ScoreCap<T> cap(layout);
   const int end = layout.queries_end(min(first + kAnyTile, layout.length), documents);
-  for (int query = layout.causal ? first : 0; query < end; query += kAnyTile) {
+  const int begin = layout.causal ? first : documents.start(first) / kAnyTile * kAnyTile;
+  for (int query = begin; query < end; query += kAnyTile) {
     multiply_rows(p, k, q.from(query), shared);
     multiply_rows(ds, v, d_out.from(query), shared);
     for (int j = 0; j < 4; ++j) {
       const int at = query + 4 * tx() + j;
-      const int seen = documents.seen(at, layout.window);
+      const auto [last, seen] = layout.visible(at, documents);
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = hides(layout.position(at), first + 4 * ty() + i, seen);
+        const bool hidden = hides(last, first + 4 * ty() + i, seen);
         const float slope = kCapped ? cap.apply(p[i][j]) : 1.0F;
         p[i][j] = hidden ? 0.0F : exp2f(fmaf(p[i][j], layout.scale * kLog2E, -lse2[at]));
         ds[i][j] = p[i][j] * (ds[i][j] - delta[at]);
@@ -306,16 +319,15 @@ __global__ void __launch_bounds__(kAnyThreads) queries_kernel(AnyProblem<T> prob
   clear(dq);
   const Documents documents = layout.documents(place.batch);
   const ScoreCap<T> cap(layout);
-  const int end = layout.keys_end(first + kAnyTile);
-  for (int key = layout.first_key(layout.position(first), kAnyTile, documents); key < end;
-       key += kAnyTile) {
+  const SeenTiles keys = tiles_seen(layout, first, documents);
+  for (int key = keys.begin; key < keys.end; key += kAnyTile) {
     multiply_rows(s, q, k.from(key), shared);
     multiply_rows(ds, d_out, v.from(key), shared);
     for (int i = 0; i < 4; ++i) {
       const int query = first + 4 * ty() + i;
-      const int seen = documents.seen(query, layout.window);
+      const auto [last, seen] = layout.visible(query, documents);
       for (int j = 0; j < 4; ++j) {
-        const bool hidden = hides(layout.position(query), key + 4 * tx() + j, seen);
+        const bool hidden = hides(last, key + 4 * tx() + j, seen);
         const float slope = kCapped ? cap.apply(s[i][j]) : 1.0F;
         const float p = exp2f(fmaf(s[i][j], layout.scale * kLog2E, -lse2[i]));
         ds[i][j] = hidden ? 0.0F : p * (ds[i][j] - delta[i]);

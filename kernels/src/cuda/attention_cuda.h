@@ -39,7 +39,7 @@ struct AttentionLayout {
   float scale = 0.0F;                    ///< of the scores
   float soft_cap = 0.0F;                 ///< of the scaled scores; 0: none
   const std::int32_t* starts = nullptr;  ///< (B, L): of documents; null: one in each sequence
-  bool causal = true;                    ///< else a query sees all keys
+  bool causal = true;                    ///< else a query sees all keys of its document
 
   /// Where the masks take a query to be. From the last place of a sequence, the window of which is
   /// all of it, no key is hidden but those behind the end: so much for attention that is not
@@ -48,10 +48,19 @@ struct AttentionLayout {
   constexpr int position(int query) const {
     return kCausal ? query : length - 1;
   }
-  constexpr int position(int query) const { return causal ? query : length - 1; }
   /// Behind the last key that queries before `queries_end` see.
   constexpr int keys_end(int queries_end) const {
     return causal && queries_end < length ? queries_end : length;
+  }
+  /// The keys that a query sees: `seen` of them, of which the last is `place`.
+  struct Visible {
+    int place, seen;
+  };
+  constexpr Visible visible(int query, const Documents& of) const {
+    if (causal) return {query, of.seen(query, window)};
+    const int row = query < length ? query : length - 1;
+    const int end = of.end(row);
+    return {end - 1, end - of.start(row)};
   }
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }

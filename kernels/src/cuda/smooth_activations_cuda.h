@@ -3,7 +3,7 @@
 #include "cuda/cuda_launch.h"
 #include "simt.h"
 
-// GELU and SiLU as x s(z) with the logistic function s(z) = 1 / (1 + exp(-z)).
+// GELU's tanh form and SiLU as x s(z) with the logistic function s(z) = 1 / (1 + exp(-z)).
 namespace tessera::cuda {
 
 /// x s(z); `exponent`: -z log2(e).
@@ -47,6 +47,22 @@ struct Gelu : SmoothActivation<Gelu> {
   __device__ static float x_slope(float x) {
     return x * fmaf(x * x, 3.0F * kTwoRootTwoOverPi * kCubic, kTwoRootTwoOverPi);
   }
+};
+
+/// The exact form, x Phi(x), whose derivative is Phi(x) + x phi(x).
+struct ErfGelu {
+  __device__ static float phi(float x) { return 0.5F * erfcf(-0.707106781F * x); }
+  __device__ static float forward(float x) { return x * phi(x); }
+  __device__ static float backward(float x, float dy) {
+    const float bell = 0.398942280F * simt::exp2_approx(-0.5F * kLog2E * x * x);
+    return dy * fmaf(x, bell, phi(x));
+  }
+};
+
+/// The derivative of tanh is taken from its output y: 1 - y^2.
+struct Tanh {
+  __device__ static float forward(float x) { return tanhf(x); }
+  __device__ static float backward(float y, float dy) { return dy * fmaf(-y, y, 1.0F); }
 };
 
 /// y = x s(x).

@@ -6,6 +6,7 @@
 #include "pretrained/config_reader.h"
 #include "strict_json.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 
 // The code that kinds of adapters share; the kinds themselves are rows of a table.
 namespace tessera {
@@ -124,8 +125,9 @@ std::string to_adapter_json(const AdapterConfig& adapter, const GptConfig& confi
   json object = kind.write(adapter, config);
   std::vector<std::string> saved = adapter.saved_modules;
   const bool classifies = !config.labels.empty();
-  if (classifies && std::ranges::find(saved, "score") == saved.end()) {
-    saved.emplace_back("score");
+  const std::string_view head = family_of(config).classifier;
+  if (classifies && std::ranges::find(saved, head) == saved.end()) {
+    saved.emplace_back(head);
     std::ranges::sort(saved);
   }
   object.update(json{{"base_model_name_or_path", base.empty() ? json() : json(base)},

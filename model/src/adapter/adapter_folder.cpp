@@ -12,6 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
 #include "tessera/model/classification.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera {
 namespace {
@@ -184,7 +185,8 @@ PretrainedGpt with_labels_of(const PretrainedGpt& base, const std::string& confi
   if (!classifies || !base.config().labels.empty() || !has_adapter_weights(path)) return base;
   const InputFile file((fs::path(path) / kWeightsFile).string());
   for (const SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
-    const bool is_head = entry.name.ends_with(kScoreParameter) && entry.shape.rank() == 2;
+    const std::string head = concat(".", family_of(base.config()).classifier, ".weight");
+    const bool is_head = entry.name.ends_with(head) && entry.shape.rank() == 2;
     if (is_head) return with_labels(base, numbered_labels(entry.shape[0]));
   }
   return base;

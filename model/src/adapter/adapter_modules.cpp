@@ -25,11 +25,12 @@ bool ends_path(std::string_view path, std::string_view end) {
 /// "q_proj" for "model.layers.3.self_attn.q_proj".
 std::string_view last_name(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 
-/// The linear modules of blocks: matrices whose name says so. Norms, embeddings and head are none.
+/// The linear modules: matrices whose name says so. Norms, embeddings and what makes logits are
+/// none.
 bool is_linear(const std::string& parameter) {
   static const std::set<std::string_view> kNames{
-      "c_attn", "c_proj", "c_fc",         "qkv_proj",  "o_proj",  "q_proj",
-      "k_proj", "v_proj", "gate_up_proj", "gate_proj", "up_proj", "down_proj"};
+      "c_attn", "c_proj",       "c_fc",      "qkv_proj", "o_proj",    "q_proj", "k_proj",
+      "v_proj", "gate_up_proj", "gate_proj", "up_proj",  "down_proj", "qkv",    "dense"};
   return parameter.ends_with(kWeight) &&
          kNames.contains(
              last_name(std::string_view(parameter).substr(0, parameter.size() - kWeight.size())));
@@ -109,7 +110,7 @@ std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const Parame
 
 bool is_saved(const GptConfig& config, const std::string& parameter) {
   // PEFT's task type SEQ_CLS saves it, whatever modules_to_save says.
-  if (parameter == kScoreParameter) return true;
+  if (parameter == kScoreParameter || parameter.starts_with(kClassifier)) return true;
   const auto saves = [&](const PublishedPart& part) {
     const std::string path = published_name(config, module_of(part.name));
     return std::ranges::any_of(config.adapter.saved_modules,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpt_config.h"
+#include "pretrained/encoder_tensors.h"
 #include "pretrained/hugging_face_config.h"
 #include "pretrained/quantization_config.h"
 #include "pretrained/quantized_part.h"
@@ -31,7 +32,6 @@ using pretrained::StoredTensors;
 constexpr std::int64_t kMostIndexBytes = 100'000'000;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kConfigFile = "config.json";
-constexpr const char* kHead = "lm_head.weight";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr const char* kDownloadAgain = "; download or write all of the folder's files again";
 
@@ -117,9 +117,10 @@ StoredTensors read_tensors(const fs::path& folder, std::vector<InputFile>& files
 }
 
 /// A folder may have the head's matrix although it is the token embedding: then it must be that.
-void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
-                     const std::vector<InputFile>& files, const fs::path& folder) {
-  const auto head = tensors.find(kHead);
+void check_tied_head(const StoredTensors& tensors, std::string_view matrix,
+                     const std::string& embedding, const std::vector<InputFile>& files,
+                     const fs::path& folder) {
+  const auto head = tensors.find(matrix);
   if (head == tensors.end()) return;
   const pretrained::StoredTensor &a = head->second, &b = tensors.find(embedding)->second;
   bool same = a.entry.dtype == b.entry.dtype && a.entry.shape == b.entry.shape;
@@ -132,7 +133,7 @@ void check_tied_head(const StoredTensors& tensors, const std::string& embedding,
     files[b.file].read(b.entry.begin + at, y);
     same = std::ranges::equal(x, y);
   }
-  require(same, ErrorCode::kConfig, "'", folder.string(), "': the tensor 'lm_head.weight' is not '",
+  require(same, ErrorCode::kConfig, "'", folder.string(), "': the tensor '", matrix, "' is not '",
           embedding,
           "', and by config.json they are one; if the model has a head of its own, set "
           "tie_word_embeddings to false there");
@@ -242,7 +243,8 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
       tensors, [&](const auto& entry) { return entry.first.starts_with(family.prefix); });
   // Files may have either name of a matrix that is both.
   const bool is_tied = model->config.tie_embedding && model->config.labels.empty();
-  const bool only_head = is_tied && tensors.contains(kHead) &&
+  const std::string head(pretrained::head_matrix(model->config));
+  const bool only_head = is_tied && tensors.contains(head) &&
                          !tensors.contains(stored_name(embedding, prefixed ? family.prefix : ""));
   const std::string_view prefix = prefixed ? family.prefix : "";
   // Before a config.json of a million layers takes memory.
@@ -252,11 +254,22 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   std::set<std::string> used, dtypes;
   std::size_t count = 0;
   model->stored_format = pretrained::quantization_in((root / "config.json").string());
-  for (const ParameterSpec& spec : parameters_of(model->config)) {
+  const bool has_head =
+      std::ranges::any_of(tensors, [](const auto& entry) { return is_of_head(entry.first); });
+  std::vector<ParameterSpec> specs = parameters_of(model->config);
+  for (ParameterSpec& spec : pretrained::pooler_of(model->config)) {
+    if (tensors.contains(stored_name(spec.name, prefix))) specs.push_back(std::move(spec));
+  }
+  for (const ParameterSpec& spec : specs) {
+    if (pretrained::begins_anew(model->config, spec.name, has_head)) {
+      model->fresh.insert(spec.name);
+      continue;
+    }
     Place place{.shape = spec.shape};
     for (const StoredPart& stored : stored_parts(model->config, spec)) {
-      const std::string name =
-          only_head && spec.name == embedding ? kHead : stored_name(stored.name, prefix);
+      const std::string name = pretrained::tensor_name(
+          tensors, model->config,
+          only_head && spec.name == embedding ? head : stored_name(stored.name, prefix));
       const auto tensor = tensors.find(name);
       require(tensor != tensors.end(), ErrorCode::kConfig, "'", folder, "' has no tensor '", name,
               "', which the model of config.json has", kDownloadAgain);
@@ -268,12 +281,13 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
     model->places[spec.name] = std::move(place);
   }
   if (is_tied && !only_head) {
-    check_tied_head(tensors, stored_name(embedding, prefix), model->files, root);
-    used.insert(kHead);
+    check_tied_head(tensors, head, stored_name(embedding, prefix), model->files, root);
+    used.insert(head);
   }
   const std::string architecture = pretrained::architecture_of(model->config);
   for (const auto& [name, tensor] : tensors) {
-    require(used.contains(name) || is_buffer(name), ErrorCode::kConfig, "'",
+    const bool is_beside = is_buffer(name) || pretrained::is_beside_encoder(model->config, name);
+    require(used.contains(name) || is_beside, ErrorCode::kConfig, "'",
             model->files[tensor.file].path(), "' has the tensor '", name, "', which a ",
             architecture,
             " of this config.json does not have; to leave it out, load and save the model with "
@@ -282,6 +296,7 @@ PretrainedGpt open_hugging_face(const std::string& folder) {
   }
   model->format = concat("a Hugging Face folder: ", count, " tensors,");
   for (const std::string& dtype : dtypes) model->format += " " + dtype;
+  if (!model->fresh.empty()) model->format += ", with a new head for masked tokens";
   if (model->stored_format != WeightFormat::kNone) {
     const auto has_codes = [](const Part& part) {
       return part.quantized.format != WeightFormat::kNone;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpt_config.h"
+#include "pretrained/bert_config.h"
 #include "pretrained/config_reader.h"
 #include "pretrained/llama_config.h"
 #include "pretrained/quantization_config.h"
@@ -71,6 +72,10 @@ GptConfig read_gpt2(const ConfigReader& reader) {
 
 namespace {
 
+/// BERT's head for masked tokens with one that tells whether a sentence follows another, which is
+/// left out.
+constexpr const char* kPreTraining = "BertForPreTraining";
+
 GptConfig read_config(const ConfigReader& reader, const std::string& path) {
   const json type = reader.value("model_type", nullptr);
   const auto families = gpt_families();
@@ -83,6 +88,7 @@ GptConfig read_config(const ConfigReader& reader, const std::string& path) {
           "; what can be read is ", known);
   const json architectures = reader.value("architectures", nullptr);
   const auto is_known = [&](const json& name) {
+    if (family->encoder && name == kPreTraining) return true;
     return name == std::string(family->architecture) || name == std::string(family->base_class) ||
            name == classifier_of(*family);
   };
@@ -93,8 +99,9 @@ GptConfig read_config(const ConfigReader& reader, const std::string& path) {
           " can be read");
   read_quantization(reader);  // refuses what cannot be read
   reader.require_value("per_layer_config", {nullptr});
-  GptConfig config =
-      family->family == GptFamily::kGpt2 ? read_gpt2(reader) : read_llama_config(reader, *family);
+  GptConfig config = family->encoder                      ? read_bert_config(reader)
+                     : family->family == GptFamily::kGpt2 ? read_gpt2(reader)
+                                                          : read_llama_config(reader, *family);
   config.labels = read_labels(reader, *family);
   try {
     check(config);
@@ -158,13 +165,24 @@ nlohmann::ordered_json gpt2_config(const GptConfig& config) {
 }
 
 /// Keys of our own config.json that say nothing of what is computed: those of a source stay.
-constexpr std::array kOnlyNew{
-    "dtype",         "bos_token_id",      "eos_token_id",     "pad_token_id",
-    "resid_pdrop",   "embd_pdrop",        "attn_pdrop",       "use_cache",
-    "architectures", "initializer_range", "attention_dropout"};
+constexpr std::array kOnlyNew{"dtype",
+                              "bos_token_id",
+                              "eos_token_id",
+                              "pad_token_id",
+                              "resid_pdrop",
+                              "embd_pdrop",
+                              "attn_pdrop",
+                              "use_cache",
+                              "architectures",
+                              "initializer_range",
+                              "attention_dropout",
+                              "hidden_dropout_prob",
+                              "attention_probs_dropout_prob",
+                              "classifier_dropout"};
 constexpr const char* kQuantization = "quantization_config";
 
 nlohmann::ordered_json own_config(const GptConfig& config) {
+  if (is_encoder(config)) return bert_config_json(config);
   return config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
 }
 

@@ -1,6 +1,7 @@
 #include "pretrained/sequence_labels.h"
 
 #include <algorithm>
+#include <set>
 
 #include "gpt_config.h"
 #include "pretrained/stored_gpt.h"
@@ -123,10 +124,14 @@ PretrainedGpt with_labels(const PretrainedGpt& base, std::vector<std::string> la
   files->config.labels = std::move(labels);
   for (const InputFile& file : from.files) files->files.emplace_back(file.path());
   files->places = from.places;
-  files->places.erase("lm_head.weight");
   files->stored_format = from.stored_format;
-  files->fresh.insert(std::string(kScoreParameter));
-  pretrained::parameters_of(files->config);  // refuses labels that do not fit
+  std::set<std::string> own_names;
+  // Refuses labels that do not fit.
+  for (const ParameterSpec& spec : pretrained::parameters_of(files->config)) {
+    own_names.insert(spec.name);
+    if (!files->places.contains(spec.name)) files->fresh.insert(spec.name);
+  }
+  std::erase_if(files->places, [&](const auto& place) { return !own_names.contains(place.first); });
   return PretrainedGpt(std::move(files));
 }
 

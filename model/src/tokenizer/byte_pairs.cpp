@@ -19,6 +19,17 @@ std::size_t slot_of(std::uint64_t pair, std::size_t slots) {
 
 }  // namespace
 
+int byte_of_piece(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
+  int byte = 0;
+  for (const char digit : token.substr(3, 2)) {
+    const bool is_digit = digit >= '0' && digit <= '9', is_letter = digit >= 'A' && digit <= 'F';
+    if (!is_digit && !is_letter) return -1;
+    byte = 16 * byte + (is_digit ? digit - '0' : digit - 'A' + 10);
+  }
+  return byte;
+}
+
 BytePairs::BytePairs(const TokenizerFile& file)
     : pieces_(file.pieces),
       unknown_(file.unknown),

@@ -14,7 +14,7 @@ namespace tessera::data {
 
 inline constexpr const char* kOtherTokenizer =
     "; tokens would differ from those that the file's model knows, so it is refused: use a "
-    "tokenizer of GPT-2, Llama, Mistral, Qwen or Phi-3";
+    "tokenizer of GPT-2, Llama, Mistral, Qwen, Phi-3 or BERT";
 
 /// A value of a tokenizer.json with its place, for errors.
 struct Place {

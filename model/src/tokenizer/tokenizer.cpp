@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <unordered_map>
 #include <utility>
 
 #include "mapped_file.h"
 #include "tessera/core/digest.h"
 #include "tessera/core/error.h"
-#include "tokenizer/added_tokens.h"
 #include "tokenizer/byte_alphabet.h"
-#include "tokenizer/byte_pairs.h"
 #include "tokenizer/nfc.h"
-#include "tokenizer/tokenizer_file.h"
+#include "tokenizer/tokenizer_tables.h"
 #include "tokenizer/utf8.h"
 #include "tokenizer/white_space.h"
 #include "tokenizer/word_pattern.h"
@@ -38,92 +35,7 @@ std::string read_bounded(const std::string& path) {
   return text;
 }
 
-AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
-  std::vector<AddedToken> tokens;
-  for (const AddedToken& token : file.added) {
-    if (token.normalized != normalized) continue;
-    tokens.push_back(token);
-    if (!normalized) continue;
-    if (file.nfc) tokens.back().content = data::to_nfc(token.content);
-    if (file.normalizer_marks) {
-      tokens.back().content = data::with_space_marks(token.content, file.prefix, true);
-    }
-  }
-  return AddedTokens(std::move(tokens));
-}
-
 }  // namespace
-
-struct Tokenizer::Tables {
-  explicit Tables(TokenizerFile parsed)
-      : file(std::move(parsed)),
-        pairs(file),
-        raw(added_tokens(file, false)),
-        normalized(added_tokens(file, true)) {
-    for (const data::WordSplit& split : file.splits) {
-      patterns.emplace_back(split.pattern, split.removes_rest);
-    }
-    special.resize(file.tokens.size());
-    for (const AddedToken& token : file.added) {
-      if (token.special) special[static_cast<std::size_t>(token.id)] = true;
-      if (token.content.find_first_of(" \n") != std::string::npos) can_cut = false;
-      if (token.strips_left || token.strips_right) takes_space = true;
-    }
-    takes_space = takes_space || file.pieces;
-    if (file.pieces) {
-      spell_pieces();
-    } else {
-      find_cuts();
-    }
-    for (std::size_t id = 0; id < file.tokens.size(); ++id) {
-      if (!file.pieces) {
-        bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
-      }
-      if (!file.tokens[id].empty()) ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
-    }
-  }
-
-  /// Marks become spaces, and byte tokens bytes. A token with a mark behind another character could
-  /// reach over any space.
-  void spell_pieces() {
-    for (std::size_t id = 0; id < file.tokens.size(); ++id) {
-      const std::string& token = file.tokens[id];
-      const int byte = id < file.model_tokens ? data::byte_of_piece(token) : -1;
-      is_byte.push_back(byte >= 0);
-      bytes.push_back(byte >= 0 ? std::string(1, static_cast<char>(byte))
-                                : data::replaced(token, data::kSpaceMark, " "));
-      const std::size_t solid = bytes.back().find_first_not_of(' ');
-      const bool reaches_over =
-          solid != std::string::npos && bytes.back().find(' ', solid) != std::string::npos;
-      if (byte < 0 && id < file.model_tokens && reaches_over) can_cut = false;
-    }
-  }
-
-  /// A pattern behind the first one that ends words splits words alone.
-  void find_cuts() {
-    for (const data::WordSplit& split : file.splits) {
-      if (split.adds_space) takes_space = true;
-      const data::WordCuts cuts = data::cuts_of(split.pattern);
-      if (cuts == data::WordCuts::kOfOthers) continue;
-      if (cuts == data::WordCuts::kNone) can_cut = false;
-      if (cuts == data::WordCuts::kSpaces) takes_space = true;
-      return;
-    }
-    can_cut = false;
-  }
-
-  TokenizerFile file;
-  std::vector<data::WordPattern> patterns;  ///< of file.splits
-  data::BytePairs pairs;
-  AddedTokens raw, normalized;     ///< sought before and after normalisation
-  std::vector<bool> special;       ///< by id
-  std::vector<std::string> bytes;  ///< by id
-  std::vector<bool> is_byte;       ///< by id, of pieces: a byte token
-  std::unordered_map<std::string_view, std::int32_t> ids;
-  /// No added token has a space or a newline in it, no piece reaches over one, and words end there.
-  bool can_cut = true;
-  bool takes_space = false;  ///< cut before spaces alone, and not behind an added token
-};
 
 struct TokenEncoder::State {
   explicit State(std::shared_ptr<const Tokenizer::Tables> of)
@@ -300,6 +212,16 @@ struct TokenEncoder::State {
     });
   }
 
+  /// Normalisation changes words, so each token's end is that of its part.
+  void encode_word_pieces(std::string_view text, std::vector<std::int32_t>& tokens) {
+    split(tables->raw, text, tokens, [&](std::string_view part) {
+      tables->word_pieces.encode(part, tokens);
+      if (ends == nullptr) return;
+      ends->resize(tokens.size(),
+                   static_cast<std::size_t>(part.data() - whole.data()) + part.size());
+    });
+  }
+
   std::shared_ptr<const Tokenizer::Tables> tables;
   std::string_view whole{};                     ///< the text, where ends are asked for
   std::vector<std::size_t>* ends = nullptr;     ///< of each token in it
@@ -383,6 +305,12 @@ std::string Tokenizer::identity() const {
     digest.add(concat("split ", split.removes_rest, " ", split.adds_space, " ", split.of_spellings,
                       " ", split.pattern));
   }
+  if (file.word_pieces) {
+    const data::WordPieceRules& rules = *file.word_pieces;
+    digest.add(concat("word pieces ", rules.text.cleans, rules.text.splits_chinese,
+                      rules.text.strips_accents, rules.text.lowercase, rules.cleans_up, " ",
+                      rules.most, " ", rules.prefix));
+  }
   if (file.splits_at_marks) digest.add("splits at marks");
   if (file.unknown >= 0) digest.add(concat("unknown ", file.unknown, " ", file.fuses_unknown));
   for (const auto* ids : {&file.before, &file.after}) {
@@ -406,7 +334,9 @@ void TokenEncoder::encode(std::string_view text, std::vector<std::int32_t>& toke
       offset + static_cast<std::int64_t>(invalid),
       " is not UTF-8; convert the text, with `iconv -f LATIN1 -t UTF-8` for example, or leave it "
       "out");
-  if (state_->tables->file.pieces) {
+  if (state_->tables->file.word_pieces) {
+    state_->encode_word_pieces(text, tokens);
+  } else if (state_->tables->file.pieces) {
     state_->encode_pieces(text, offset > 0, tokens);
   } else {
     state_->encode(text, tokens);
@@ -462,6 +392,9 @@ std::string TokenDecoder::add(std::int32_t token) {
   if (token < 0 || id >= tables_->bytes.size() || tables_->file.tokens[id].empty()) return "";
   if (!special_tokens_ && tables_->special[id]) return "";
   if (tables_->file.pieces) return add_piece(id);
+  if (tables_->file.word_pieces) {
+    return tables_->word_pieces.decode(tables_->file.tokens[id], !std::exchange(begun_, true));
+  }
   waiting_ += tables_->bytes[id];
   return data::take_characters(waiting_);
 }

@@ -32,6 +32,10 @@ class FileReader {
     root_.must_be("version", "1.0");
     root_.must_be_null("truncation");
     root_.must_be_null("padding");
+    if (is_word_pieces()) {
+      read_word_pieces();
+      return finish();
+    }
     out_.pieces = is_metaspace() || splits_at_spaces() || !root_.has("pre_tokenizer");
     if (out_.pieces) {
       read_space_marks();
@@ -40,12 +44,51 @@ class FileReader {
       read_byte_level_parts();
     }
     read_model(root_.need("model"));
+    return finish();
+  }
+
+ private:
+  TokenizerFile finish() {
     if (root_.has("added_tokens")) read_added(root_.at("added_tokens").array());
     if (root_.has("post_processor")) read_post_processor(root_.at("post_processor"));
     return std::move(out_);
   }
 
- private:
+  bool is_word_pieces() const {
+    const Place model = root_.need("model");
+    return model.value.is_object() && model.has("type") && model.type() == "WordPiece";
+  }
+
+  void read_word_pieces() {
+    WordPieceRules& rules = out_.word_pieces.emplace();
+    const Place normalizer = root_.need("normalizer"), splits = root_.need("pre_tokenizer"),
+                model = root_.need("model");
+    normalizer.object({"type", "clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
+    if (normalizer.type() != "BertNormalizer") normalizer.refuse_type("'BertNormalizer'");
+    rules.text = {.cleans = normalizer.boolean("clean_text", true),
+                  .splits_chinese = normalizer.boolean("handle_chinese_chars", true),
+                  .lowercase = normalizer.boolean("lowercase", true)};
+    rules.text.strips_accents = normalizer.boolean("strip_accents", rules.text.lowercase);
+    splits.object({"type"});
+    if (splits.type() != "BertPreTokenizer") splits.refuse_type("'BertPreTokenizer'");
+    model.object(
+        {"type", "unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
+    if (model.has("continuing_subword_prefix")) {
+      rules.prefix = model.at("continuing_subword_prefix").text();
+    }
+    if (model.has("max_input_chars_per_word")) {
+      rules.most = model.at("max_input_chars_per_word").id();
+    }
+    read_vocabulary(model.need("vocab"));
+    const Place unknown = model.need("unk_token");
+    out_.unknown = merged_id(unknown, unknown.text());
+    if (!root_.has("decoder")) return;
+    const Place decoder = root_.at("decoder").object({"type", "prefix", "cleanup"});
+    if (decoder.type() != "WordPiece") decoder.refuse_type("'WordPiece'");
+    decoder.must_be("prefix", rules.prefix);
+    rules.cleans_up = decoder.boolean("cleanup", true);
+  }
+
   bool is_metaspace() const {
     if (!root_.has("pre_tokenizer")) return false;
     const Place place = root_.at("pre_tokenizer");
@@ -217,7 +260,7 @@ class FileReader {
   void read_model(const Place& model) {
     model.object({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                   "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
-    if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE'");
+    if (model.has("type") && model.type() != "BPE") model.refuse_type("'BPE' or 'WordPiece'");
     model.must_be_null("dropout");
     model.must_be("continuing_subword_prefix", "");
     model.must_be("end_of_word_suffix", "");
@@ -335,6 +378,7 @@ class FileReader {
                        .normalized = place.boolean("normalized", false),
                        .strips_left = place.boolean("lstrip", false),
                        .strips_right = place.boolean("rstrip", false)};
+      if (out_.word_pieces && token.normalized) place.must_be("normalized", false);
       if (out_.normalizer_marks && token.normalized && (token.strips_left || token.strips_right)) {
         place.refuse("is normalized and takes white space, which is not known here together",
                      kOtherTokenizer);
@@ -374,12 +418,27 @@ class FileReader {
       }
     } else if (type == "TemplateProcessing") {
       read_template(place.object({"type", "single", "pair", "special_tokens"}));
+    } else if (type == "BertProcessing") {
+      place.object({"type", "sep", "cls"});
+      out_.before.push_back(read_pair(place.need("cls")));
+      out_.after.push_back(read_pair(place.need("sep")));
     } else if (type == "ByteLevel") {
       // Offsets are all that it changes.
       place.object({"type", "add_prefix_space", "trim_offsets", "use_regex"});
     } else {
-      place.refuse_type("'ByteLevel', 'TemplateProcessing' or a 'Sequence' of them");
+      place.refuse_type(
+          "'ByteLevel', 'TemplateProcessing', 'BertProcessing' or a 'Sequence' of them");
     }
+  }
+
+  /// A token and its id, ["[SEP]", 102].
+  std::int32_t read_pair(const Place& place) const {
+    if (place.array().value.size() != 2) place.refuse("is no token with its id");
+    const std::int32_t id = place.at(std::size_t{1}).id();
+    if (merged_id(place, place.at(std::size_t{0}).text()) != id) {
+      place.refuse("is ", place.shown(), ", and the token has another id; download the file again");
+    }
+    return id;
   }
 
   void read_template(const Place& place) {
@@ -425,17 +484,6 @@ class FileReader {
 };
 
 }  // namespace
-
-int byte_of_piece(std::string_view token) {
-  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return -1;
-  int byte = 0;
-  for (const char digit : token.substr(3, 2)) {
-    const bool is_digit = digit >= '0' && digit <= '9', is_letter = digit >= 'A' && digit <= 'F';
-    if (!is_digit && !is_letter) return -1;
-    byte = 16 * byte + (is_digit ? digit - '0' : digit - 'A' + 10);
-  }
-  return byte;
-}
 
 TokenizerFile parse_tokenizer_file(std::string_view text, const std::string& path) {
   const json root = parse_strict_json(text, path, "name a tokenizer.json as Hugging Face has them");

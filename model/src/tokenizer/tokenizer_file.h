@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tokenizer/bert_text.h"
 #include "tokenizer/word_pattern.h"
 
 namespace tessera::data {
@@ -46,23 +48,33 @@ inline std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return (static_cast<std::uint64_t>(left) << 32) | static_cast<std::uint32_t>(right);
 }
 
+/// WordPiece as BERT has it.
+struct WordPieceRules {
+  BertText text{};
+  std::string prefix = "##";  ///< of a token that goes on with a word
+  std::int64_t most = 100;    ///< characters of a word that is not unknown for its length
+  bool cleans_up = true;      ///< decoding leaves out spaces that English does not have
+};
+
 /// The contents of a tokenizer.json, checked: each id is there once, below tokens.size(); ids of
 /// merges and templates exist; of pieces every byte has a token of its own.
 ///
 /// A byte-level BPE splits a text into words and spells each by its bytes. A BPE of pieces, as
 /// SentencePiece trains them, writes spaces as kSpaceMark and merges characters of the whole text;
-/// a character that is no token becomes the tokens "<0x00>" to "<0xFF>" of its bytes.
+/// a character that is no token becomes the tokens "<0x00>" to "<0xFF>" of its bytes. WordPiece
+/// (`word_pieces`) has no merges.
 struct TokenizerFile {
   std::string path;
   std::vector<WordSplit> splits{};  ///< of bytes: one after the other
   bool nfc = false;
   bool pieces = false;
+  std::optional<WordPieceRules> word_pieces{};
   SpacePrefix prefix = SpacePrefix::kNone;  ///< of pieces
   bool normalizer_marks = false;            ///< of pieces: a normalizer marks spaces
   bool splits_at_marks = false;             ///< of pieces: no merge goes over a mark
   bool strips_first_space = false;          ///< decoding pieces
   bool ignore_merges = false;               ///< a word that is a token is not merged together
-  std::int32_t unknown = -1;                ///< of bytes that have no token; -1: they are left out
+  std::int32_t unknown = -1;                ///< of bytes or words without a token; -1: left out
   bool fuses_unknown = false;               ///< one for neighbours
   std::vector<std::string> tokens;          ///< by id, as the file spells them; "": no token
   std::size_t model_tokens = 0;             ///< of the model; the ids from here on are added tokens

@@ -10,6 +10,8 @@ namespace {
 template <typename ForwardArgs, typename BackwardArgs>
 struct Activation {
   const char* name;
+  ForwardArgs forward_args;  ///< but for the tensors
+  BackwardArgs backward_args;
   KernelFunction<ForwardArgs> KernelTable::*forward;
   KernelFunction<BackwardArgs> KernelTable::*backward;
   Cost (*forward_cost)(const TensorView&);
@@ -17,7 +19,10 @@ struct Activation {
 
   /// The host's part of forward and of remaking it.
   void run(Tape& tape, const TensorView& x, const TensorView& y) const {
-    (tape.kernels().*forward)({.x = x, .y = y}, tape.stream());
+    ForwardArgs args = forward_args;
+    args.x = x;
+    args.y = y;
+    (tape.kernels().*forward)(args, tape.stream());
     tape.charge(forward_cost(y));
   }
 
@@ -39,7 +44,12 @@ struct Activation {
     auto on_gradient = [*this, x_id = x.id, saved = Saved(x)](Tape& t, Tensor dy) mutable {
       if (x_id < 0) return;
       Tensor dx = reuse_or_allocate(t, dy, concat(name, " input gradient").c_str());
-      (t.kernels().*backward)({.x = saved.get(), .dy = dy, .dx = dx}, t.stream());
+      const Tensor x_tensor = saved.get();
+      BackwardArgs args = backward_args;
+      args.x = x_tensor;
+      args.dy = dy;
+      args.dx = dx;
+      (t.kernels().*backward)(args, t.stream());
       t.charge(backward_cost(dx));
       dy = {};  // now dx has its memory to itself
       saved = {};
@@ -49,35 +59,57 @@ struct Activation {
   }
 };
 
-constexpr Activation<GeluForwardArgs, GeluBackwardArgs> kGelu{
-    "gelu", &KernelTable::gelu_forward, &KernelTable::gelu_backward, gelu_cost, gelu_backward_cost};
-
-constexpr Activation<SiluForwardArgs, SiluBackwardArgs> kSilu{
-    "silu", &KernelTable::silu_forward, &KernelTable::silu_backward,
-    [](const TensorView& y) { return elementwise_cost(y, 6.0, 2); },
-    [](const TensorView& dx) { return elementwise_cost(dx, 11.0, 3); }};
-
-}  // namespace
-
-Value gelu(Tape& tape, Value x) { return kGelu(tape, std::move(x)); }
-
-Value silu(Tape& tape, Value x) { return kSilu(tape, std::move(x)); }
-
-Value relu(Tape& tape, Value x) {
-  check_compute_dtype("relu", "x", x.tensor, x.dtype());
-  Tensor y = reuse_or_allocate(tape, x.tensor, "relu output");
-  tape.kernels().relu_forward({.x = x.tensor, .y = y}, tape.stream());
-  tape.charge(elementwise_cost(y, 1, 2));
-  auto backward = [x_id = x.id, saved = y](Tape& t, Tensor dy) mutable {
+/// An activation function whose derivative is taken at its output, in place of `x` where nothing
+/// else holds it.
+Value run_output_activation(Tape& tape, Value x, OutputActivation function, const char* name,
+                            double flops) {
+  check_compute_dtype(name, "x", x.tensor, x.dtype());
+  Tensor y = reuse_or_allocate(tape, x.tensor, concat(name, " output").c_str());
+  tape.kernels().relu_forward({.x = x.tensor, .y = y, .function = function}, tape.stream());
+  tape.charge(elementwise_cost(y, flops, 2));
+  auto backward = [x_id = x.id, saved = y, function, name](Tape& t, Tensor dy) mutable {
     if (x_id < 0) return;
-    Tensor dx = reuse_or_allocate(t, dy, "relu input gradient");
-    t.kernels().relu_backward({.y = saved, .dy = dy, .dx = dx}, t.stream());
-    t.charge(elementwise_cost(dx, 1, 3));
+    Tensor dx = reuse_or_allocate(t, dy, concat(name, " input gradient").c_str());
+    t.kernels().relu_backward({.y = saved, .dy = dy, .dx = dx, .function = function}, t.stream());
+    t.charge(elementwise_cost(dx, function == OutputActivation::kTanh ? 3 : 1, 3));
     dy = {};
     saved = {};
     t.add_gradient(x_id, std::move(dx));
   };
   return tape.split_output(std::move(y), std::move(backward));
+}
+
+}  // namespace
+
+Value gelu(Tape& tape, Value x, GeluForm form) {
+  const Activation<GeluForwardArgs, GeluBackwardArgs> gelu{"gelu",
+                                                           {.form = form},
+                                                           {.form = form},
+                                                           &KernelTable::gelu_forward,
+                                                           &KernelTable::gelu_backward,
+                                                           gelu_cost,
+                                                           gelu_backward_cost};
+  return gelu(tape, std::move(x));
+}
+
+Value silu(Tape& tape, Value x) {
+  const Activation<SiluForwardArgs, SiluBackwardArgs> silu{
+      "silu",
+      {},
+      {},
+      &KernelTable::silu_forward,
+      &KernelTable::silu_backward,
+      [](const TensorView& y) { return elementwise_cost(y, 6.0, 2); },
+      [](const TensorView& dx) { return elementwise_cost(dx, 11.0, 3); }};
+  return silu(tape, std::move(x));
+}
+
+Value relu(Tape& tape, Value x) {
+  return run_output_activation(tape, std::move(x), OutputActivation::kRelu, "relu", 1);
+}
+
+Value tanh(Tape& tape, Value x) {
+  return run_output_activation(tape, std::move(x), OutputActivation::kTanh, "tanh", 20);
 }
 
 Value add(Tape& tape, Value a, const Value& b) {

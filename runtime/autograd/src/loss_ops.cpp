@@ -54,6 +54,7 @@ Tensor becoming_gradient(Tape& tape, const Value& x, const char* what) {
 struct LossOptions {
   std::int32_t ignore_index = -1;
   float soft_cap = 0.0F;  ///< of the logits; 0: none
+  Parameter* bias = nullptr;
 };
 
 /// The three products of one chunk share one piece of scratch for the logits.
@@ -68,11 +69,15 @@ class ChunkedLoss {
     // weight, if it has any, and behind its gradient take part. Their logits count nothing and have
     // gradient 0.
     const bool gpu = tape.options().device == DeviceKind::kCuda;
-    columns_ = gpu && weight.padded_rows > 0 ? weight.padded_rows : vocab_size_;
+    const bool is_padded = gpu && weight.padded_rows > 0 && options.bias == nullptr;
+    columns_ = is_padded ? weight.padded_rows : vocab_size_;
     const std::int64_t row_align = gpu ? 128 : 64 / static_cast<std::int64_t>(size_of(x.dtype));
     stride_ = (columns_ + row_align - 1) / row_align * row_align;
     scratch_ = tape.workspace(chunk_rows * stride_ * static_cast<std::int64_t>(size_of(x.dtype)),
                               "logits of a chunk");
+    if (options.bias == nullptr || !options.bias->gradient) return;
+    ones_ = tape.activation(Shape{chunk_rows, 1}, x.dtype, "ones");
+    tape.kernels().fill({.dst = ones_, .value = 1.0F}, tape.stream());
   }
 
   /// losses (rows) of rows [begin, begin + rows). With `gradients`: adds to the weight's and, if
@@ -83,7 +88,8 @@ class ChunkedLoss {
     const TensorView logits = padded.narrow(1, 0, columns_);
     const TensorView x = x_.narrow(0, begin, rows);
     const TensorView weight = with_zeros(weight_.value);
-    multiply({.a = x, .b = weight, .c = logits, .bias = {}, .transpose_b = true});
+    const TensorView bias = options_.bias == nullptr ? TensorView() : options_.bias->value;
+    multiply({.a = x, .b = weight, .c = logits, .bias = bias, .transpose_b = true});
     tape_.kernels().cross_entropy({.logits = padded,
                                    .targets = targets.narrow(0, begin, rows),
                                    .losses = losses.narrow(0, begin, rows),
@@ -96,6 +102,15 @@ class ChunkedLoss {
                                   tape_.stream());
     tape_.charge(elementwise_cost(logits, kSoftmaxFlops, gradients ? 2 : 1));
     if (!gradients) return;
+    if (options_.bias != nullptr && options_.bias->gradient) {
+      const GradientTarget db = gradient_target(*options_.bias);
+      multiply({.a = ones_.view().narrow(0, 0, rows),
+                .b = logits,
+                .c = db.view.reshape(Shape{1, vocab_size_}),
+                .bias = {},
+                .transpose_a = true,
+                .accumulate = db.accumulate});
+    }
     if (weight_.gradient) {
       const GradientTarget dw = gradient_target(weight_);
       multiply({.a = logits,
@@ -127,6 +142,7 @@ class ChunkedLoss {
   std::int64_t columns_;  ///< of the products: the vocabulary and the zeros behind it
   std::int64_t stride_;   ///< of a row of logits
   Tensor scratch_;
+  Tensor ones_;  ///< a column of a chunk, which sums gradients of a bias
 };
 
 /// `dx` may be empty, or x.
@@ -154,6 +170,7 @@ Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorV
   auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, options](
                       Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
     check_gradient("linear_cross_entropy", "weight", weight);
+    if (options.bias != nullptr) check_gradient("linear_cross_entropy", "bias", *options.bias);
     Tensor x_tensor = saved.get();
     saved = {};
     const Tensor again =
@@ -237,7 +254,7 @@ std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size
 }
 
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
-                           std::int32_t ignore_index, float soft_cap) {
+                           std::int32_t ignore_index, float soft_cap, Parameter* bias) {
   constexpr const char* kOp = "linear_cross_entropy";
   const TensorView& w = weight.value;
   require(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape()),
@@ -246,11 +263,17 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
   check_compute_dtype(kOp, "x", x.tensor, x.dtype());
   check_compute_dtype(kOp, "weight", w, x.dtype());
   check_gradient(kOp, "weight", weight);
-  if (tape.options().predicts) return capped(tape, linear(tape, x, weight, nullptr), soft_cap);
+  if (bias != nullptr) {
+    check_operand(kOp, "bias", bias->value, Shape{w.shape[0]}, x.dtype());
+    check_gradient(kOp, "bias", *bias);
+    require(soft_cap == 0.0F, ErrorCode::kInvalidArgument, kOp,
+            ": logits with a bias have no soft cap");
+  }
+  if (tape.options().predicts) return capped(tape, linear(tape, x, weight, bias), soft_cap);
   tape.expect_classes(w.shape[0]);
   const std::int64_t rows = leading_rows(x.shape());
   check_targets(kOp, targets, rows);
-  const LossOptions options{.ignore_index = ignore_index, .soft_cap = soft_cap};
+  const LossOptions options{.ignore_index = ignore_index, .soft_cap = soft_cap, .bias = bias};
 
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
   if (tape.recording() && tape.options().loss_backward_apart) {

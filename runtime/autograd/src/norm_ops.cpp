@@ -5,8 +5,6 @@
 namespace tessera::ops {
 namespace {
 
-constexpr float kEpsilon = 1e-5F;  // GPT-2's
-
 /// Statistics that the normalisation keeps beside its input.
 struct Statistics {
   Tensor mean, rstd;  // (rows) fp32
@@ -96,7 +94,7 @@ struct NormBackward {
 
 }  // namespace
 
-Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) {
+Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta, float epsilon) {
   check_arguments("layer_norm", x, gamma, &beta);
   Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
   Tensor y = tape.activation(x.shape(), x.dtype(), "layer norm output");
@@ -108,7 +106,7 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta) 
                                      .y = as_matrix(y),
                                      .mean = statistics.mean,
                                      .rstd = statistics.rstd,
-                                     .epsilon = kEpsilon},
+                                     .epsilon = epsilon},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 8, 2));
   return tape.split_output(std::move(y),
@@ -171,8 +169,8 @@ SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, 
 }  // namespace
 
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
-                          Parameter& beta) {
-  return add_norm(tape, "add_layer_norm", std::move(x), residual, gamma, &beta, kEpsilon, 0.0F);
+                          Parameter& beta, float epsilon) {
+  return add_norm(tape, "add_layer_norm", std::move(x), residual, gamma, &beta, epsilon, 0.0F);
 }
 
 SumAndNorm add_rms_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma, float epsilon,

@@ -41,4 +41,36 @@ Value mean_rows(Tape& tape, const Value& x) {
   });
 }
 
+Value add_row(Tape& tape, Value y, Parameter& table, std::int64_t row) {
+  constexpr const char* kOp = "add_row";
+  check_compute_dtype(kOp, "y", y.tensor, y.dtype());
+  const std::int64_t rows = leading_rows(y.shape()), channels = last_dim(y.shape());
+  require(table.value.shape.rank() == 2 && row >= 0 && row < table.value.shape[0],
+          ErrorCode::kInvalidArgument, kOp, ": the table ", table.value.shape, " has no row ", row);
+  check_operand(kOp, "table", table.value, Shape{table.value.shape[0], channels}, y.dtype());
+  check_gradient(kOp, "table", table);
+  const Tensor ones = tape.activation(Shape{rows, 1}, y.dtype(), "ones");
+  tape.kernels().fill({.dst = ones, .value = 1.0F}, tape.stream());
+  tape.kernels().gemm(
+      {.a = ones, .b = table.value.narrow(0, row, 1), .c = as_matrix(y.tensor), .accumulate = true},
+      tape.stream());
+  tape.charge(elementwise_cost(y.tensor, 1, 2));
+  auto backward = [y_id = y.id, &table, row](Tape& t, Tensor dy) {
+    if (table.trainable) {
+      t.write_gradients({&table}, [dy, &table, row, channels = last_dim(dy.shape())](Tape& later) {
+        if (!table.gradient) return;
+        const GradientTarget target = gradient_target(table);
+        if (!target.accumulate) later.kernels().fill({.dst = target.view}, later.stream());
+        later.kernels().bias_gradient({.dy = as_matrix(dy),
+                                       .db = target.view.narrow(0, row, 1).reshape(Shape{channels}),
+                                       .accumulate = target.accumulate},
+                                      later.stream());
+        later.charge(elementwise_cost(dy, 1, 1));
+      });
+    }
+    t.add_gradient(y_id, std::move(dy));
+  };
+  return tape.split_output(std::move(y.tensor), std::move(backward));
+}
+
 }  // namespace tessera::ops

@@ -23,6 +23,13 @@ class ChosenSamples : public BatchSource {
   const BatchSource& source_;
 };
 
+/// How many numbers a source has for each place: of tokens, and where documents begin, (2, N,
+/// L), 2.
+inline std::int64_t planes_of(const BatchSource& source) {
+  const Shape shape = source.input_shape(1);
+  return shape.rank() == 0 ? 1 : shape[0];
+}
+
 /// Those from a later one on.
 class LaterSamples : public ChosenSamples {
  public:
@@ -51,6 +58,14 @@ class FirstSamples : public ChosenSamples {
             " samples of an evaluation must fill its batches, since targets of ",
             to_string(targets.dtype), " cannot be left out: use a multiple of micro-batch x ranks");
     const auto rest = [&](const TensorView& view) { return view.narrow(0, here, n - here); };
+    if (planes_of(source_) != 1) {
+      std::int64_t counted = source_.fill(first, n, inputs, targets);
+      const TensorView beyond = rest(targets);
+      std::int32_t* const classes = beyond.as<std::int32_t>();
+      counted -= std::count_if(classes, classes + beyond.numel(), [](auto c) { return c >= 0; });
+      std::fill_n(classes, beyond.numel(), -1);
+      return counted;
+    }
     std::memset(rest(inputs).data, 0, static_cast<std::size_t>(rest(inputs).bytes()));
     const TensorView ignored = rest(targets);
     std::fill_n(ignored.as<std::int32_t>(), ignored.numel(), -1);
@@ -62,8 +77,9 @@ class FirstSamples : public ChosenSamples {
   std::int64_t samples_;
 };
 
-/// Inputs that a caller has given, and perhaps targets: those of Session::forward. The source says
-/// their shapes and dtypes. Beyond the last sample that is repeated, without its targets.
+/// Inputs that a caller has given, and perhaps targets: those of Session::forward. Of samples with
+/// tokens and where documents begin, (2, 1, L), each has both, one behind the other. The source
+/// says their shapes and dtypes. Beyond the last sample that is repeated, without its targets.
 class GivenSamples : public ChosenSamples {
  public:
   explicit GivenSamples(const BatchSource& source) : ChosenSamples(source) {}
@@ -77,8 +93,12 @@ class GivenSamples : public ChosenSamples {
   std::int64_t samples() const { return inputs_.numel() / sample_numel(); }
   std::int64_t fill(std::int64_t first, std::int64_t n, TensorView inputs,
                     TensorView targets) const override {
+    const std::int64_t planes = planes_of(source_);
     for (std::int64_t i = 0; i < n; ++i) {
-      copy_sample(inputs_, std::min(first + i, samples() - 1), inputs, i, n);
+      const std::int64_t sample = std::min(first + i, samples() - 1);
+      for (std::int64_t p = 0; p < planes; ++p) {
+        copy_sample(inputs_, sample * planes + p, inputs, p * n + i, planes * n);
+      }
     }
     const bool are_classes = targets.dtype == DType::kInt32;
     if (are_classes) {

@@ -77,10 +77,15 @@ struct LayerNormBackwardArgs {
   float gamma_offset = 0.0F;           ///< as in forward
 };
 
-/// y = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form of GELU.
+/// GELU is x Phi(x), Phi the distribution of a normal number. The tanh form, 0.5 x (1 +
+/// tanh(sqrt(2/pi) (x + 0.044715 x^3))), is GPT-2's; the exact one, with erf, is BERT's.
+enum class GeluForm : std::uint8_t { kTanh, kErf };
+
+/// y = gelu(x).
 struct GeluForwardArgs {
   TensorView x{};  // any shape; T
   TensorView y{};  // same shape; may alias x
+  GeluForm form = GeluForm::kTanh;
 };
 
 /// dx = dy * gelu'(x).
@@ -88,6 +93,7 @@ struct GeluBackwardArgs {
   TensorView x{};   // T
   TensorView dy{};  // T
   TensorView dx{};  // T; may alias dy
+  GeluForm form = GeluForm::kTanh;
 };
 
 /// y = x / (1 + exp(-x)), which is SiLU, or Swish.
@@ -103,17 +109,23 @@ struct SiluBackwardArgs {
   TensorView dx{};  // T; may alias dy
 };
 
-/// y = max(x, 0); NaN stays NaN.
+/// Activation functions whose derivative is known from their output, so that the input need not be
+/// kept.
+enum class OutputActivation : std::uint8_t { kRelu, kTanh };
+
+/// y = max(x, 0), or tanh(x); NaN stays NaN.
 struct ReluForwardArgs {
   TensorView x{};  // any shape; T
   TensorView y{};  // same shape; may alias x
+  OutputActivation function = OutputActivation::kRelu;
 };
 
-/// dx = dy where y > 0 (or NaN), else 0. It reads the output, so that the input need not be kept.
+/// dx = dy where y > 0 (or NaN), else 0; of tanh dy (1 - y^2).
 struct ReluBackwardArgs {
   TensorView y{};   // T
   TensorView dy{};  // T
   TensorView dx{};  // T; may alias dy
+  OutputActivation function = OutputActivation::kRelu;
 };
 
 /// f of a gated linear unit, y = f(gate) * up (Shazeer 2020): SwiGLU of Llama's MLP, or GeGLU with
@@ -216,7 +228,7 @@ struct AttentionScores {
 
 /// Multi-head attention, softmax(scores) v. If it is causal, keys after the query are
 /// masked, and with a window those `window` and more positions before it (Beltagy et al. 2020);
-/// else a query sees all keys, and there is neither window nor starts.
+/// else a query sees all keys of its document, and there is no window.
 struct AttentionForwardArgs {
   TensorView qkv{};         // (B, L, 3, H, D); T
   TensorView out{};         // (B, L, H, D); T

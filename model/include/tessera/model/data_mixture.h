@@ -63,7 +63,7 @@ class DataMixture : public BatchSource {
 
   std::vector<TokenDataset> sources_;
   std::shared_ptr<const data::MixtureOrder> order_;
-  bool packing_;
+  bool has_starts_;
 };
 
 }  // namespace tessera

@@ -72,6 +72,9 @@ struct DatasetOptions {
   /// example is its label, at its last token; no end token is put behind it. Of longer ones the
   /// first tokens are taken, and what the tokenizer puts behind a text.
   std::vector<std::string> labels{};
+  /// For an encoder: an example's label is the target of its first token instead, and samples say
+  /// where documents begin also if they are not packed, for padding is a document of its own.
+  bool encoder = false;
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
   /// The template of examples that are messages; opened where there are some.
@@ -114,7 +117,7 @@ class TokenDataset : public BatchSource {
   /// Throws Error{kConfig} if validation_fraction is 0 or leaves less than one sample.
   TokenDataset validation() const;
 
-  Shape input_shape(std::int64_t micro_batch) const override;  // (B, L); packed (2, B, L)
+  Shape input_shape(std::int64_t micro_batch) const override;  // (B, L), or (2, B, L): has_starts()
   DType input_dtype() const override { return DType::kInt32; }
   Shape target_shape(std::int64_t micro_batch) const override;  // (B, L)
   DType target_dtype() const override { return DType::kInt32; }
@@ -122,9 +125,9 @@ class TokenDataset : public BatchSource {
   /// example, naming file and line, and Error{kIo} if a file has been cut short.
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override;
-  /// Writes one sample of the endless sequence to inputs (L), targets (L) and, if the sample is one
-  /// of several that are packed, the place where the document of each place begins (L); `starts` is
-  /// empty if none are. Returns and throws as `fill`.
+  /// Writes one sample of the endless sequence to inputs (L), targets (L) and, with has_starts(),
+  /// the place where the document of each place begins (L); `starts` is empty without. Returns and
+  /// throws as `fill`.
   std::int64_t fill_sample(std::int64_t sample, std::span<std::int32_t> inputs,
                            std::span<std::int32_t> targets, std::span<std::int32_t> starts) const;
   /// The files' names without folders, their sizes, hashes of content and tokenizer, and the order
@@ -137,6 +140,9 @@ class TokenDataset : public BatchSource {
   /// Error{kConfig} naming the first one that is not below `vocab_size`, its place and the remedy.
   /// Returns at once if none can be.
   void check_vocabulary(std::int64_t vocab_size) const;
+
+  /// Whether inputs say where documents begin: see DatasetOptions::packing and encoder.
+  bool has_starts() const { return options_.packing || options_.encoder; }
 
   const DatasetOptions& options() const { return options_; }
   DataKind kind() const;        ///< not kAuto

@@ -42,8 +42,9 @@ struct RotaryConfig {
 };
 
 /// Decoder-only transformers that share one skeleton: a norm before attention and MLP, residuals
-/// around both (Gemma: with a norm on their way), one more norm before the head. What differs is in
-/// gpt_family.h, a row for each.
+/// around both (Gemma: with a norm on their way), one more norm before the head; and an encoder,
+/// BERT, whose norms follow the residuals and whose tokens attend to all of their sequence. What
+/// differs is in gpt_family.h, a row for each.
 enum class GptFamily : std::uint8_t {
   kGpt2,
   kLlama,
@@ -52,12 +53,14 @@ enum class GptFamily : std::uint8_t {
   kQwen3,
   kPhi3,
   kGemma2,
-  kGemma3
+  kGemma3,
+  kBert
 };
 
 struct GptConfig {
   std::int64_t vocab_size = 256;
-  std::int64_t context_length = 256;  ///< longest sequence; GPT-2: rows of the position embedding
+  /// The longest sequence; GPT-2 and BERT: rows of the position embedding.
+  std::int64_t context_length = 256;
   std::int64_t layers = 4;
   std::int64_t heads = 4;     ///< of queries
   std::int64_t width = 128;   ///< channels C
@@ -72,6 +75,8 @@ struct GptConfig {
   std::int64_t first_window_layer = 0;  ///< earlier layers attend to all
   std::int64_t window_period = 0;  ///< and so does the last of so many layers in a row; 0: none
   float norm_epsilon = 1e-5F;
+  std::int64_t token_types =
+      0;  ///< BERT: rows of the embedding of segments; a text is of the first
   double attention_scalar = 0.0;  ///< scores are divided by its root; 0: the width of a head
   double attention_cap = 0.0;     ///< soft cap of the scores; 0: none
   double logit_cap = 0.0;         ///< soft cap of the logits; 0: none
@@ -117,8 +122,8 @@ std::string gpt_preset_name(std::string_view name);
 std::vector<std::string> gpt_preset_names();
 
 /// The layers "embedding" (type "Embedding"), the blocks and "head" (type "Head"). Blocks of GPT-2
-/// are "h.0".. (type "TransformerBlock"), those of others "layers.0".. with the type that
-/// transformers has, such as "LlamaDecoderLayer".
+/// are "h.0".. (type "TransformerBlock"), of BERT "encoder.layer.0".., those of others "layers.0"..
+/// with the type that transformers has, such as "LlamaDecoderLayer".
 ///
 /// Parameters have the names of the family's published weights without their prefix ("model.",
 /// "transformer."). As in Phi-3, query, key and value are one matrix, "self_attn.qkv_proj.weight"
@@ -133,9 +138,11 @@ std::vector<std::string> gpt_preset_names();
 /// Inputs and targets are (B, L) int32, L <= context_length; inputs may be (2, B, L) instead,
 /// tokens and for each of them where in its sequence its document begins: then positions begin anew
 /// with each document, and attention stays within it. A target of -1 does not count, nor one of
-/// -100 in what a BatchSource fills. Of a model with labels the target of a sequence's last token
-/// is its class, and no other counts. Where nothing is recorded and the batch has no targets, the
-/// head gives logits (B, L, vocab_size) fp32 instead of losses, or (B, L, classes).
+/// -100 in what a BatchSource fills. Of a model with labels the target of a sequence's last token,
+/// of an encoder its first, is its class, and no other counts. To an encoder padding is a document
+/// of its own: without where documents begin, it would see it. Where nothing is recorded and the
+/// batch has no targets, the head gives logits (B, L, vocab_size) fp32 instead of losses, or (B, L,
+/// classes).
 Model make_gpt(const GptConfig& config);
 
 /// A configuration in words, as Model::configuration has it, and back. Throws Error{kConfig} if the

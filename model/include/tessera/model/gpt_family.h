@@ -12,16 +12,18 @@ namespace tessera {
 /// The facts that a family of models fixes. Its sizes are in GptConfig.
 struct FamilyRow {
   GptFamily family;
-  std::string_view name;          ///< here, and "model_type" in Hugging Face's config.json
-  std::string_view architecture;  ///< class of the model in transformers
-  std::string_view base_class;    ///< of the model without its head
-  std::string_view block_class;   ///< of a block, by which wrap policies of others name it
-  std::string_view prefix;        ///< of names in Hugging Face's files; the head has none
-  bool qkv_bias = false;          ///< of query, key and value; GPT-2 has biases everywhere
-  bool head_norm = false;         ///< RMS norm of each query and key before their rotation
-  bool fused_files = false;       ///< files have qkv_proj and gate_up_proj as we do
+  std::string_view name;                  ///< here, and "model_type" in Hugging Face's config.json
+  std::string_view architecture;          ///< class of the model in transformers
+  std::string_view base_class;            ///< of the model without its head
+  std::string_view block_class;           ///< of a block, by which wrap policies of others name it
+  std::string_view prefix;                ///< of names in Hugging Face's files; the head has none
+  std::string_view classifier = "score";  ///< module that classifies, in transformers and PEFT
+  bool qkv_bias = false;                  ///< of query, key and value; GPT-2 has biases everywhere
+  bool head_norm = false;                 ///< RMS norm of each query and key before their rotation
+  bool fused_files = false;               ///< files have qkv_proj and gate_up_proj as we do
   bool post_norms = false;        ///< norms of what attention and MLP add to the residual, too
   bool scaled_embedding = false;  ///< embeddings times the root of the width
+  bool encoder = false;           ///< tokens attend to all of their sequence: no next token is told
   GateFunction gate = GateFunction::kSilu;
   float norm_offset = 0.0F;  ///< added to the weights of RMS norms, which begin as 1 less that
   /// The modules that PEFT adapts unless told; empty: it must be told.

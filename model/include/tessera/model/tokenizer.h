@@ -12,7 +12,8 @@ namespace tessera {
 
 /// BPE as Hugging Face's tokenizer.json describes it: byte-level, behind splits by regular
 /// expressions, digits and punctuation, as GPT-2, Llama 3, Qwen, SmolLM, DeepSeek and Tekken have
-/// it, or of SentencePiece's pieces with bytes to fall back to, as Llama 2, Mistral, Yi and Phi-3.
+/// it, or of SentencePiece's pieces with bytes to fall back to, as Llama 2, Mistral, Yi and Phi-3;
+/// and WordPiece, as BERT.
 /// Gives the tokens that the package `tokenizers` gives, which leaves out bytes that have no token;
 /// whatever would make them differ (another type of model, normaliser or option) is refused by name
 /// when the file is read. Immutable; copies share the tables, and any thread may use them.

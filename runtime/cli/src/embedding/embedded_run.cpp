@@ -27,8 +27,9 @@ Config session_config(const GivenSettings& given) {
 }
 
 std::unique_ptr<TokenSource> source_for(const GptChoice& choice) {
-  require(!choice.packing, ErrorCode::kConfig,
-          "`packing` is for examples in files; samples that a program gives are as they are");
+  require(!choice.has_starts, ErrorCode::kConfig,
+          "`packing` and encoders are for examples in files; samples that a program gives are as "
+          "they are: train with `tessera train`, or give a decoder and leave out `packing`");
   return std::make_unique<TokenSource>(choice.sequence_length, choice.config.vocab_size);
 }
 

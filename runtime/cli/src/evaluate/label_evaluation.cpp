@@ -50,13 +50,17 @@ Classified classify(const TokenDataset& data, std::int64_t samples, std::size_t 
   Classified found{Confusion(static_cast<std::int64_t>(classes))};
   for (std::int64_t first = 0; first < samples; first += wanted) {
     const std::int64_t count = std::min(wanted, samples - first);
-    std::vector<std::int32_t> inputs(static_cast<std::size_t>(count * length));
-    std::vector<std::int32_t> targets(inputs.size());
+    // A sample's tokens, and behind them where their documents begin, if that is asked for.
+    const std::int64_t planes = data.has_starts() ? 2 : 1;
+    std::vector<std::int32_t> inputs(static_cast<std::size_t>(count * planes * length));
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(count * length));
     for (std::int64_t row = 0; row < count; ++row) {
-      data.fill_sample(first + row, row_of(inputs, row), row_of(targets, row), {});
+      std::span<std::int32_t> starts;
+      if (planes == 2) starts = row_of(inputs, row * planes + 1);
+      data.fill_sample(first + row, row_of(inputs, row * planes), row_of(targets, row), starts);
     }
     const Session::Outputs outputs =
-        session.forward(TensorView(inputs.data(), DType::kInt32, Shape{count, length}));
+        session.forward(TensorView(inputs.data(), DType::kInt32, Shape{count, planes * length}));
     for (std::size_t place = 0; place < targets.size(); ++place) {
       if (targets[place] < 0) continue;
       const auto logits = std::span(outputs.values).subspan(place * classes, classes);

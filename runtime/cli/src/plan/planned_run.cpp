@@ -17,7 +17,7 @@ TrainingPlan planned(const Config& config, const RunInputs& inputs,
 PlannedRun::PlannedRun(Config& config, const Adapt& adapt)
     : choice(choose_gpt(config)),
       model(make_model(choice)),
-      shapes(choice.sequence_length, choice.packing),
+      shapes(choice.sequence_length, choice.has_starts),
       plan(planned(config, {model, shapes}, adapt)) {}
 
 }  // namespace tessera::cli

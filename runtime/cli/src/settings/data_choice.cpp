@@ -9,6 +9,7 @@
 #include "settings/data_list.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/model/gpt_family.h"
 #include "tessera/model/hugging_face.h"
 
 namespace tessera::cli {
@@ -69,6 +70,11 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
   options.sequence_length = choice.sequence_length;
   options.vocab_size = choice.config.vocab_size;
   options.labels = choice.config.labels;
+  options.encoder = family_of(choice.config).encoder;
+  require(!options.encoder || !options.labels.empty(), ErrorCode::kConfig, "the model is a ",
+          family_of(choice.config).name,
+          ", an encoder, which tells no next token; train it to classify (--task classification), "
+          "or name a model that writes text");
   options.tokenizer = choice.text.tokenizer;
   options.no_text = choice.text.no_text;
   options.end_token = choice.text.end_token;

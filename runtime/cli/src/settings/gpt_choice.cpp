@@ -7,6 +7,7 @@
 #include "settings/model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera::cli {
 
@@ -200,7 +201,8 @@ GptChoice choose_gpt(Config& config) {
     config.set_effective("sequence_length", std::min(most, kMostByDefault));
   }
   choice.sequence_length = config.get<std::int64_t>("sequence_length");
-  choice.packing = has_setting(config, "packing") && config.get<bool>("packing");
+  choice.has_starts =
+      (has_setting(config, "packing") && config.get<bool>("packing")) || family_of(gpt).encoder;
   require(choice.sequence_length <= most, ErrorCode::kConfig, "--sequence-length is ",
           choice.sequence_length, ", but the model's context has ", most,
           most < gpt.context_length ? " tokens behind the prompt" : " tokens",

@@ -18,7 +18,8 @@ struct GptChoice {
   std::string name;  ///< the preset's, or its sizes; see model_label
   GptConfig config;
   std::int64_t sequence_length = 0;
-  bool packing = false;                       ///< samples are packed: their inputs are (2, B, L)
+  /// Samples are packed, or an encoder's: their inputs are (2, B, L).
+  bool has_starts = false;
   TokenizerChoice text{};                     ///< where there is data, or --tokenizer
   std::optional<PretrainedGpt> pretrained{};  ///< what --init names
   std::string model_folder{};                 ///< of --model, without --init; "": a preset
@@ -51,10 +52,10 @@ std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions&
 /// Stands for a data set of which only the shapes matter.
 class TokenShapes : public BatchSource {
  public:
-  explicit TokenShapes(std::int64_t sequence_length, bool packing = false)
-      : sequence_length_(sequence_length), packing_(packing) {}
+  explicit TokenShapes(std::int64_t sequence_length, bool has_starts = false)
+      : sequence_length_(sequence_length), has_starts_(has_starts) {}
   Shape input_shape(std::int64_t micro_batch) const override {
-    if (packing_) return {2, micro_batch, sequence_length_};
+    if (has_starts_) return {2, micro_batch, sequence_length_};
     return {micro_batch, sequence_length_};
   }
   DType input_dtype() const override { return DType::kInt32; }
@@ -67,7 +68,7 @@ class TokenShapes : public BatchSource {
 
  private:
   std::int64_t sequence_length_;
-  bool packing_;
+  bool has_starts_;
 };
 
 }  // namespace tessera::cli

@@ -58,7 +58,8 @@ struct MlpParameters {
 Value mlp(Tape& tape, Value x, MlpParameters parameters, const Value* residual = nullptr);
 
 /// Normalisation of the last dimension C; gamma, beta (C).
-Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta);
+Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta,
+                 float epsilon = 1e-5F);
 
 /// x / sqrt(mean(x^2) + epsilon) * (gamma + gamma_offset) over the last dimension C; gamma (C).
 Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon,
@@ -70,20 +71,22 @@ struct SumAndNorm {
 };
 /// Residual addition and layer norm in one pass over memory. `x` becomes the sum.
 SumAndNorm add_layer_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma,
-                          Parameter& beta);
+                          Parameter& beta, float epsilon = 1e-5F);
 /// add_layer_norm() with an RMS norm.
 SumAndNorm add_rms_norm(Tape& tape, Value x, const Value& residual, Parameter& gamma, float epsilon,
                         float gamma_offset = 0.0F);
 
-/// GELU, tanh form. Dropped and recomputed under selective recomputation. In place of `x` when
-/// nothing is recorded.
-Value gelu(Tape& tape, Value x);
+/// GELU. Dropped and recomputed under selective recomputation. In place of `x` when nothing is
+/// recorded.
+Value gelu(Tape& tape, Value x, GeluForm form = GeluForm::kTanh);
 
 /// x / (1 + exp(-x)), also called Swish. As gelu otherwise.
 Value silu(Tape& tape, Value x);
 
 /// max(x, 0). In place of `x` where nothing else holds it; backward reads the output.
 Value relu(Tape& tape, Value x);
+/// tanh(x). As relu otherwise.
+Value tanh(Tape& tape, Value x);
 
 /// silu(gate) * up of x (..., 2 F) = gate | up -> (..., F). Dropped and recomputed under selective
 /// recomputation.
@@ -110,7 +113,7 @@ Value heads(Tape& tape, const Value& packed, const HeadsOptions& options);
 
 /// Multi-head self-attention; qkv (B, L, 3 C) -> (B, L, C). If it is causal, a position attends to
 /// itself and those before it, with a window to the last `window` of these; else (an encoder's) to
-/// all of the sequence, and there is neither window nor `starts`. With `starts` (B, L) int32, which
+/// all of the sequence, and there is no window. With `starts` (B, L) int32, which
 /// must outlive the tape, a sequence holds several documents that do not see each other: of each
 /// place where its document begins. Dropped and recomputed under selective recomputation. Throws
 /// Error{kUnavailable} if a GPU is given documents.
@@ -156,6 +159,10 @@ Value dropout(Tape& tape, Value x, float probability);
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
                 const TensorView& starts = {}, float scale = 1.0F);
 
+/// y (..., C) + row `row` of table (R, C), in every place. `y` becomes the sum; it must be held by
+/// nothing else.
+Value add_row(Tape& tape, Value y, Parameter& table, std::int64_t row);
+
 /// x (B, P + L, C): the P rows of `prompt` (P, C), then scale * wte[token] of tokens (B, L) int32,
 /// of each sequence; with `wpe` positions are added, those of the prompt first. Of the three the
 /// prompt alone has a gradient (prompt tuning: Lester et al. 2021).
@@ -184,9 +191,10 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
 /// while recording each chunk's gradients are computed at once; so weight.gradient, unlike those of
 /// other operations, is written in forward. x (..., C) becomes its own gradient; weight (V, C);
 /// targets (rows elements) int32 -> losses (rows) fp32. With a soft cap the logits are soft_cap *
-/// tanh(x weight^T / soft_cap).
+/// tanh(x weight^T / soft_cap). With a bias (V) they are x weight^T + bias; there is no cap then.
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
-                           std::int32_t ignore_index = -1, float soft_cap = 0.0F);
+                           std::int32_t ignore_index = -1, float soft_cap = 0.0F,
+                           Parameter* bias = nullptr);
 
 /// Loss per row, (rows) fp32: the mean of (x - target)^2 over the last dimension of x (..., C);
 /// targets (as many elements) fp32. Its mean over rows is PyTorch's mse_loss. `x` becomes its own
