@@ -91,8 +91,9 @@ TEST_F(LaunchConfig, StartsWhatAnAccelerateFileSays) {
 
 TEST_F(LaunchConfig, AFlagOfTheCommandDecidesWhatTheFileMayNot) {
   const std::string text =
-      "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\nmixed_precision: fp8\n";
-  EXPECT_THAT(error_with(text, {}), HasSubstr("fp8"));
+      "distributed_type: MULTI_CPU\nnum_processes: 2\nuse_cpu: true\nmixed_precision: fp8\n"
+      "fp8_config:\n  backend: MSAMP\n";
+  EXPECT_THAT(error_with(text, {}), HasSubstr("fp8_config.backend"));
   const ProgramResult result = launch(
       {"--config", write("a.yaml", text)},
       {"--data", write_text(), "--steps", "1", "--precision", "bf16", "--log", path("log.jsonl")});

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "accelerate_deepspeed.h"
+#include "accelerate_fp8.h"
 #include "accelerate_machines.h"
 #include "accelerate_megatron.h"
 #include "deepspeed.h"
@@ -62,6 +63,7 @@ class Accelerate {
     attempt([&] {
       if (!followed_) read_precision(fsdp || deepspeed);
     });
+    read_fp8();
   }
 
  private:
@@ -283,7 +285,7 @@ class Accelerate {
       }
     }
     for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
-                            "deepspeed_config", kMegatronSection}) {
+                            "deepspeed_config", kMegatronSection, "fp8_config"}) {
       top_.open(key);
     }
   }
@@ -435,18 +437,14 @@ class Accelerate {
     const auto precision = top_.text(kPrecision);
     if (!precision) return read_old_precision(low_precision_reduction);
     if (top_.has("fp16")) top_.no_effect("fp16", "mixed_precision is there, too");
-    if (*precision == "fp8") {
-      if (top_.overridden(kPrecision, "precision", "fp8 is not supported")) return;
-      top_.refuse_for({top_.with(kPrecision, "bf16")}, kPrecision,
-                      "fp8 is not supported; use bf16");
-    }
     if (top_.node(kPrecision)->scalar.is_boolean()) {
       top_.differ(kPrecision,
                   "Accelerate stops at a no without quotes, which YAML takes for false");
     }
     const bool narrow = *precision != "no";
     top_.honour(kPrecision, "precision", narrow ? *precision : "fp32");
-    const std::string chosen = known_.override_text("precision").value_or(*precision);
+    std::string chosen = known_.override_text("precision").value_or(*precision);
+    if (chosen == "fp8") chosen = "bf16";  // of parameters
     // FSDP and DeepSpeed reduce in the precision of the parameters, DDP in that of its fp32
     // masters, Megatron-LM in fp16 or fp32.
     const bool low = low_precision_reduction || (is_type(kMegatron) && chosen == "fp16");
@@ -458,6 +456,13 @@ class Accelerate {
     } else if (is_type(kMegatron)) {
       top_.honour(kPrecision, "loss_scale_dialect", "megatron", "Megatron-LM's rules");
     }
+  }
+
+  void read_fp8() {
+    const Node* const node = top_.node("fp8_config");
+    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
+                    rules_of("fp8_config"), {.name = "fp8_config", .prefix = "fp8_"});
+    translate_fp8_section(section, top_.text(kPrecision).value_or("no"), known_);
   }
 
   /// The switch of files from before mixed_precision.

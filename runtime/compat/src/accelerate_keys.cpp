@@ -12,6 +12,8 @@ constexpr const char* kEachLayer = "each layer is recomputed from its input";
 constexpr const char* kExperts = "experts, which models here have not";
 constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
+constexpr const char* kMsAmp = "is of MS-AMP, whose collectives and optimizer states of 8 bits are not there";
+constexpr const char* kNoHistory = "a scale is of the tensor itself, as it is now, and not of a history";
 constexpr const char* kOneMeeting = "processes have one way to find each other";
 constexpr const char* kOnlyAxis = "belongs to an axis that is not there";
 constexpr const char* kShardInstead =
@@ -31,7 +33,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       {"accelerate", {
       refused("compute_environment", kText, "jobs in SageMaker", "run on the machine itself, with LOCAL_MACHINE").but({"LOCAL_MACHINE"}).only({"AMAZON_SAGEMAKER"}),
       used("distributed_type", kAny, "`NO`, `MULTI_CPU`, `MULTI_GPU`: `--strategy no_shard`; `FSDP`, `DEEPSPEED`, `MEGATRON_LM`: what their section asks for; others are refused"),  // YAML reads a bare NO as a boolean.
-      used("mixed_precision", kText, "`--precision fp32`, `bf16` or `fp16`, and `--reduce-dtype` with FSDP and DeepSpeed; fp8 is refused").one_of({"no", "bf16", "fp16", "fp8"}),
+      used("mixed_precision", kText, "`--precision fp32`, `bf16`, `fp16` or `fp8`, and `--reduce-dtype` with FSDP and DeepSpeed").one_of({"no", "bf16", "fp16", "fp8"}),
       used("fp16", kFlag, "`--precision fp16`; old files have it for mixed_precision"),
       used("num_processes", kInteger, "`launch --config FILE` reads it; without a launcher it is `--ranks`"),
       used("num_machines", kInteger, kLaunch).from(1, kMaxRanks),
@@ -62,7 +64,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("deepspeed_config", kSection, kBelow),
       used("mpirun_config", kSection, kBelow),
       used("megatron_lm_config", kSection, kBelow),
-      said("fp8_config", kAny, "is read only with mixed_precision: fp8, as in Accelerate"),
+      used("fp8_config", kSection, kBelow),
       quiet("ipex_config", kAny, "there is no PyTorch to extend"), }},
       {"fsdp_config", {
       used("fsdp_version", kInteger, "both are read").one_of({"1", "2"}),
@@ -142,6 +144,22 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("megatron_lm_use_rotary_position_embeddings", kFlag, "the model says which embeddings of positions it has"),
       refused("megatron_lm_attention_dropout", kNumber, "a dropout of attention alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"),
       refused("megatron_lm_hidden_dropout", kNumber, "a dropout of hidden layers alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"), }},
+      {"fp8_config", {
+      used("fp8_backend", kText, "`--fp8-recipe current`; MSAMP is refused").one_of({"AO", "TE", "MSAMP"}),
+      used("fp8_format", kText, "`--fp8-format hybrid` or `e4m3`; E5M2 is refused, as by TransformerEngine").one_of({"HYBRID", "E4M3", "E5M2"}),
+      used("fp8_override_linear_precision", kAny, "`--fp8-products`: those that are false"),
+      said("fp8_enable_fsdp_float8_all_gather", kFlag, "parameters are gathered in bf16, with the same bits"),
+      quiet("fp8_pad_inner_dim", kFlag, "matrices of any size are multiplied"),
+      said("fp8_amax_history_len", kInteger, kNoHistory),
+      said("fp8_amax_history_length", kInteger, kNoHistory),
+      said("fp8_amax_compute_algo", kText, kNoHistory).one_of({"max", "most_recent"}).but({"most_recent"}),
+      said("fp8_amax_compute_algorithm", kText, kNoHistory).one_of({"max", "most_recent"}).but({"most_recent"}),
+      refused("fp8_margin", kInteger, "scales below the largest that fit", "set it to 0").but({"0"}),
+      said("fp8_interval", kInteger, "a scale is computed each time that a tensor is rounded").but({"1"}),
+      refused("fp8_use_autocast_during_eval", kFlag, "evaluation in fp8", "set it to false; evaluation is in bf16"),
+      refused("fp8_use_mxfp8_block_scaling", kFlag, "scales of blocks of 32 numbers", "set it to false"),
+      said("fp8_opt_level", kText, kMsAmp),
+      said("fp8_optimization_level", kText, kMsAmp), }},
       {"dynamo_config", {
       said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
       quiet("dynamo_mode", kText, kCompiled).one_of({"default", "reduce-overhead", "max-autotune"}),

@@ -334,7 +334,9 @@ class DeepSpeed {
       top_.refuse("bfloat16", "is the old name of bf16, which is there, too; keep one");
     }
     if (autos_.precision == "fp8" && !known_.is_overridden("precision")) {
-      top_.refuse("bf16", "ACCELERATE_MIXED_PRECISION is fp8, which is not supported; use bf16");
+      top_.refuse("bf16",
+                  "ACCELERATE_MIXED_PRECISION is fp8, which DeepSpeed's files have no key for; "
+                  "enable bf16 here and give --precision fp8");
     }
     const bool fp16 = is_enabled("fp16");
     const char* const bf16_key = top_.has("bfloat16") ? "bfloat16" : "bf16";

@@ -10,10 +10,10 @@
 
 // [Note: questions left out] Accelerate asks more than this program can do: other accelerators,
 // torch dynamo, mpirun, Megatron-LM, tensor and context parallelism, mixtures of
-// experts, and fp8. But for Megatron-LM's pipelines, a file with those answers would be refused by
-// `tessera train`, so they are not asked for; where somebody might look for one, a note says so.
-// Nor is NUMA, which --bind auto decides. Some keys get the one answer that both programs take
-// (questionnaire_document.cpp). All other questions have Accelerate's order and words;
+// experts, and fp8. But for Megatron-LM's pipelines and fp8, a file with those answers would be
+// refused by `tessera train`, so they are not asked for; where somebody might look for one, a note
+// says so. Nor is NUMA, which --bind auto decides. Some keys get the one answer that both programs
+// take (questionnaire_document.cpp). All other questions have Accelerate's order and words;
 // tests/cli/questionnaire_test.cpp lists each that has not, and why.
 
 namespace tessera::questionnaire {
@@ -347,7 +347,7 @@ std::vector<Question> config_questions(const MachineFacts& machine) {
        .asked_if = has_gpu_ids,
        .check = check_gpu_ids},
       with_note(
-          "fp8 is left out: it is not supported.",
+          "fp8 is left out: write mixed_precision: fp8 into the file, or give --precision fp8.",
           menu("mixed_precision", "Do you wish to use mixed precision?", {"no", "fp16", "bf16"},
                [](const Answers& answers) { return !is(kUseJsonFile, true)(answers); })),
   };

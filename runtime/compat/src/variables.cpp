@@ -14,6 +14,7 @@ constexpr const char* kMesh = "parallelism_config";
 constexpr const char* kDeepSpeed = "deepspeed_config";
 constexpr const char* kDynamo = "dynamo_config";
 constexpr const char* kMegatronLm = "megatron_lm_config";
+constexpr const char* kFp8 = "fp8_config";
 
 /// FSDP_*, PARALLELISM_CONFIG_* and MEGATRON_LM_* are the keys in capitals.
 void add_capitals(const char* section, const std::vector<KeyRule>& rules,
@@ -55,6 +56,10 @@ std::vector<Variable> make_variables() {
   add_capitals(kFsdp, rules_of("fsdp_config"), table);
   add_capitals(kMesh, rules_of("parallelism_config"), table);
   add_capitals(kMegatronLm, rules_of("megatron_lm_config"), table);
+  for (const KeyRule& rule : rules_of(kFp8)) {
+    table.push_back(
+        {.name = concat("ACCELERATE_", upper(rule.name)), .section = kFp8, .key = rule.name});
+  }
   return table;
 }
 
@@ -78,6 +83,10 @@ const std::vector<SectionSwitch>& section_switches() {
 std::string full_path(const std::string& spelt) {
   // The one key of a section that may also stand at the top.
   if (spelt == "dynamo_backend") return concat(kDynamo, ".", spelt);
+  const std::string fp8 = concat(kFp8, ".");
+  if (spelt.starts_with(fp8) && !spelt.substr(fp8.size()).starts_with("fp8_")) {
+    return concat(fp8, "fp8_", spelt.substr(fp8.size()));
+  }
   for (const SectionSwitch& section : section_switches()) {
     const std::string beginning = concat(section.section, ".");
     const std::string key = spelt.substr(std::min(beginning.size(), spelt.size()));
