@@ -88,8 +88,8 @@ void multiply_decoded(Tape& tape, GemmArgs args) {
   tape.charge(elementwise_cost(product, 1, residual ? 3 : 2));
 }
 
-/// What backward reads of the layer's input: its codes, or itself where it is computed again or the
-/// product takes bf16.
+/// Backward reads the codes of the layer's input, or the input itself where it is computed again or
+/// the product takes bf16.
 struct SavedInput {
   Fp8Codes codes;
   Saved whole;
