@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "scalar.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
 namespace {
@@ -58,7 +59,7 @@ void read_override(Section& section) {
   std::size_t count = 0;
   bool is_known = true;
   const auto take = [&](const std::string& word) {
-    const std::string flag = lower(word);
+    const std::string flag = lowercase(word);
     is_known = is_known && count < higher.size() && (flag == "true" || flag == "false");
     if (is_known) higher[count++] = flag == "true";
   };
