@@ -22,27 +22,41 @@ constexpr std::size_t kShownKernels = 6;
 /// A kernel that loses less of a step is not shown.
 constexpr double kWorthShowing = 0.005;
 
-/// Tokens that mean nothing: kernels take as long for any.
+/// Samples of tokens that mean nothing: kernels take as long for any. Each is one document. Of a
+/// model with labels the last token has one, of an encoder the first.
 class RandomSamples : public TokenShapes {
  public:
-  RandomSamples(const GptChoice& choice)
-      : TokenShapes(choice.sequence_length), vocabulary_(choice.config.vocab_size) {}
+  explicit RandomSamples(const GptChoice& choice)
+      : TokenShapes(choice.sequence_length, choice.has_starts),
+        length_(choice.sequence_length),
+        vocabulary_(choice.config.vocab_size),
+        labels_(std::ssize(choice.config.labels)),
+        labelled_(family_of(choice.config).encoder ? 0 : choice.sequence_length - 1) {}
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override {
-    const std::int64_t length = inputs.numel() / micro_batch;
-    for (std::int64_t i = 0; i < inputs.numel(); ++i) {
-      inputs.as<std::int32_t>()[i] = token(first * length + i);
-      targets.as<std::int32_t>()[i] = token(first * length + i + 1);
+    auto* const tokens = inputs.as<std::int32_t>();
+    const std::int64_t count = micro_batch * length_;
+    for (std::int64_t i = 0; i < count; ++i) {
+      tokens[i] = drawn(first * length_ + i, vocabulary_);
+      const bool is_labelled = i % length_ == labelled_;
+      targets.as<std::int32_t>()[i] = labels_ == 0  ? drawn(first * length_ + i + 1, vocabulary_)
+                                      : is_labelled ? drawn(first * length_ + i, labels_)
+                                                    : kIgnored;
     }
-    return targets.numel();
+    std::fill(tokens + count, tokens + inputs.numel(), 0);  // where documents begin
+    return labels_ == 0 ? count : micro_batch;
   }
 
  private:
-  std::int32_t token(std::int64_t place) const {
+  static constexpr std::int32_t kIgnored = -100;
+
+  static std::int32_t drawn(std::int64_t place, std::int64_t below) {
     return static_cast<std::int32_t>(random_word({1, 2}, place) %
-                                     static_cast<std::uint32_t>(vocabulary_));
+                                     static_cast<std::uint32_t>(below));
   }
-  std::int64_t vocabulary_;
+
+  std::int64_t length_, vocabulary_, labels_;
+  std::int64_t labelled_;  ///< the place in a sample
 };
 
 /// The run of one rank that needs no others, as the planner takes it.
@@ -76,8 +90,6 @@ std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfi
         make_alone(options, recompute, threads);
         options.device = on_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
       });
-      require(!run.choice.packing, ErrorCode::kConfig,
-              "steps of packed samples take as long as their documents; leave `packing` out");
       const RandomSamples samples(run.choice);
       const std::string what =
           concat(run.model.name, " in ", to_string(run.plan.options.precision), ", ",
