@@ -167,7 +167,7 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
 
 // Kernels that the host launches one by one are timed by events, and the step as a graph.
 TEST(CalibratedGpu, TimesTheKernelsOfStepsByEvents) {
-  const Model model = test::small_gpt();
+  const Model model = test::counting_gpt();
   const test::CountingTokens source;
   const ModelLayout layout = make_layout(model, {}, 1);
   const Schedule schedule =

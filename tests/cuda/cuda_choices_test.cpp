@@ -10,11 +10,11 @@
 namespace tessera {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::notes_of;
 using test::run;
-using test::small_gpt;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -25,7 +25,7 @@ class CudaChoices : public test::EmulatedGpu {
 
   Trainer trainer(const TrainerOptions& options) const { return {model_, data_, options}; }
 
-  const Model model_ = small_gpt();
+  const Model model_ = counting_gpt();
   const test::CountingTokens data_;
 };
 

@@ -12,9 +12,9 @@
 namespace tessera {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::run;
-using test::small_gpt;
 
 class CudaErrors : public test::EmulatedGpu {};
 
@@ -36,7 +36,7 @@ TEST_F(CudaErrors, NoDriver) {
   fake_cuda::configure({.driver_version = 0});
   EXPECT_FALSE(cuda_status().usable());
   expect_error(ErrorCode::kUnavailable, {"driver", "`device` cpu"},
-               [] { run(small_gpt(), cuda_options("no_shard", 1)); });
+               [] { run(counting_gpt(), cuda_options("no_shard", 1)); });
 }
 
 TEST_F(CudaErrors, DriverTooOld) {
@@ -69,13 +69,13 @@ TEST_F(CudaErrors, FewerGpusThanRanksOfNccl) {
   TrainerOptions options = cuda_options("full_shard", 2);
   options.group = GroupChoice::kNccl;
   expect_error(ErrorCode::kConfig, {"ranks is 2", "1 GPU", "leave `group` nccl out"},
-               [&] { run(small_gpt(), options); });
+               [&] { run(counting_gpt(), options); });
 }
 
 TEST_F(CudaErrors, OutOfMemoryBeforeTheRunNamesWhatWouldFit) {
   fake_cuda::configure({.memory_bytes = 60000});
   expect_error(ErrorCode::kOutOfMemory, {"each rank needs", "parameters"},
-               [] { run(small_gpt(), cuda_options("no_shard", 1)); });
+               [] { run(counting_gpt(), cuda_options("no_shard", 1)); });
 }
 
 /// What trainer.train throws: how much is free, who holds the rest, the plan, and advice.
@@ -91,7 +91,7 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
   constexpr std::size_t kMemory = kCudaScratchBytes + (std::size_t{1} << 20);
   fake_cuda::configure({.memory_bytes = kMemory});
   const test::CountingTokens data;
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions options = cuda_options("no_shard", 1);
   options.micro_batch = 16;
   const Trainer trainer(model, data, options);  // fits
@@ -112,7 +112,7 @@ TEST_F(CudaErrors, OutOfMemoryBecauseOthersTookItNamesWhatWouldFit) {
 
 TEST_F(CudaErrors, OutOfMemoryThoughThePlanFitsSaysThat) {
   const test::CountingTokens data;
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const Trainer trainer(model, data, cuda_options("no_shard", 1));
   fake_cuda::fail_call("cudaMalloc", 1, cudaErrorMemoryAllocation, fake_cuda::Repeat::kFromThenOn);
   expect_out_of_memory(trainer, {"it should fit"});

@@ -16,10 +16,10 @@
 namespace tessera::cuda_nccl_test {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::run;
-using test::small_gpt;
 using test::Trained;
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -41,7 +41,7 @@ class CudaNccl : public test::EmulatedGpu {
 };
 
 TEST_F(CudaNccl, InRankOrderGivesTheBitsOfThreads) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   for (const char* strategy : {"zero2", "hybrid_shard"}) {
     SCOPED_TRACE(strategy);
     TrainerOptions options = nccl_options(strategy);
@@ -59,7 +59,7 @@ TrainerOptions in_halves(DType dtype, TrainerOptions options) {
 }
 
 TEST_F(CudaNccl, GradientsInFp16GiveTheBitsOfThreads) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const Trained expected =
       run(model, in_halves(DType::kFloat16, cuda_options("full_shard", kRanks)));
   for (const char* strategy : {"no_shard", "full_shard"}) {
@@ -70,7 +70,7 @@ TEST_F(CudaNccl, GradientsInFp16GiveTheBitsOfThreads) {
 
 // Sums of what travels in bf16 are taken by us, in rank order, whatever order NCCL adds in.
 TEST_F(CudaNccl, GradientsInBf16GiveTheBitsOfThreads) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const auto in_bf16 = [](const TrainerOptions& options) {
     return in_halves(DType::kBFloat16, options);
   };
@@ -92,7 +92,7 @@ TEST_F(CudaNccl, GradientsInBf16GiveTheBitsOfThreads) {
 }
 
 TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions options = nccl_options("full_shard");
   const Trained eager = run(model, options);
   const fake_cuda::Counters before = fake_cuda::counters();
@@ -106,7 +106,7 @@ TEST_F(CudaNccl, AGraphReplaysTheSameBits) {
 }
 
 TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   for (const auto& [strategy, checked] :
        {std::pair{"zero1", false}, {"hybrid_shard", false}, {"hybrid_shard", true}}) {
     SCOPED_TRACE(concat(strategy, checked ? ", checked" : ""));
@@ -129,7 +129,7 @@ TEST_F(CudaNccl, EveryCollectiveOfALaneIsGivenRegisteredMemory) {
 
 /// It is no reason to fail, and none to be silent.
 TEST_F(CudaNccl, BuffersThatCannotBeRegisteredAreTold) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const TrainerOptions options = nccl_options("full_shard");
   const Trained expected = run(model, options);
   emulator::refuse_nccl_registrations(true);
@@ -145,7 +145,7 @@ TEST_F(CudaNccl, BuffersThatCannotBeRegisteredAreTold) {
 
 /// As is memory that NCCL cannot use in place, though it takes the registration.
 TEST_F(CudaNccl, MemoryThatIsNotOfNcclIsTold) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const TrainerOptions options = nccl_options("full_shard");
   const Trained expected = run(model, options);
   emulator::refuse_nccl_memory(true);
@@ -189,7 +189,7 @@ TEST_F(CudaNccl, SegmentsAreWholePages) {
 
 /// Runs until the test makes rank 1 fail after the second step; all must end in time.
 void expect_end_of_all(const TrainerOptions& options) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const test::CountingTokens data;
   const Trainer trainer(model, data, options);  // whose timeout is two minutes
   const auto begin = std::chrono::steady_clock::now();
@@ -229,7 +229,7 @@ class LateTokens : public test::CountingTokens {
 };
 
 TEST_F(CudaNccl, AReplayedStepHasADeadline) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const LateTokens data;
   TrainerOptions options = nccl_options("full_shard");
   options.cuda_graph = true;

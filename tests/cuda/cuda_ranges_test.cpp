@@ -37,7 +37,7 @@ class SeenRanges {
 TEST(CudaRanges, HaveTheNamesOfActions) {
   const test::CountingTokens data;
   const TrainerOptions options = test::cuda_options("full_shard", 1);
-  const Model model = test::small_gpt();
+  const Model model = test::counting_gpt();
   const Trainer trainer(model, data, options);
   const SeenRanges seen;
   trainer.train();

@@ -39,7 +39,7 @@ class CountingTokens : public BatchSource {
   std::int64_t length_;
 };
 
-inline Model small_gpt(float dropout = 0.0F) {
+inline Model counting_gpt(float dropout = 0.0F) {
   return make_gpt({.vocab_size = kVocabulary,
                    .context_length = kLength,
                    .layers = 2,

@@ -14,10 +14,10 @@
 namespace tessera {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::run;
-using test::small_gpt;
 using test::Trained;
 
 class CudaWaits : public test::EmulatedGpu {
@@ -25,7 +25,7 @@ class CudaWaits : public test::EmulatedGpu {
   /// The counter after each step.
   static std::vector<std::int64_t> after_steps(const TrainerOptions& options,
                                                std::int64_t fake_cuda::Counters::*counter,
-                                               const Model& model = small_gpt()) {
+                                               const Model& model = counting_gpt()) {
     const test::CountingTokens data;
     const Trainer trainer(model, data, options);
     std::vector<std::int64_t> counts;
@@ -105,7 +105,7 @@ class PlansSoFar : public test::CountingTokens {
 
 /// With every way to recompute, and a second micro-step, which adds to gradients.
 TEST_F(CudaWaits, NoStepPlansOrTakesMemory) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
     for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
       SCOPED_TRACE(concat(to_string(precision), ", recompute ", to_string(recompute)));
@@ -130,7 +130,7 @@ TEST_F(CudaWaits, NoStepPlansOrTakesMemory) {
 TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {
   constexpr int kRanks = 2;
   const auto before = fake_cuda::counters();
-  run(small_gpt(), cuda_options("full_shard", kRanks));
+  run(counting_gpt(), cuda_options("full_shard", kRanks));
   EXPECT_EQ(fake_cuda::counters().streams - before.streams, kRanks * kLanesInTurn);
   EXPECT_EQ(fake_cuda::counters().urgent_streams - before.urgent_streams,
             kRanks * (kLanesInTurn - 1));
@@ -203,7 +203,7 @@ TEST_F(CudaWaits, StepsThatDrawRandomNumbersAreCapturedOnce) {
       SCOPED_TRACE(concat("dropout ", dropout, stochastic_rounding ? ", stochastic rounding" : ""));
       options.optimizer.stochastic_rounding = stochastic_rounding;
       const std::int64_t before = fake_cuda::counters().captures;
-      after_steps(options, &fake_cuda::Counters::captures, small_gpt(dropout));
+      after_steps(options, &fake_cuda::Counters::captures, counting_gpt(dropout));
       EXPECT_EQ(fake_cuda::counters().captures - before, 2)
           << "the updates are a graph of their own";
     }
@@ -234,7 +234,7 @@ class DelayedCudaStep : public test::EmulatedGpu {
 };
 
 TEST_F(DelayedCudaStep, DelaysOfAnyTaskChangeNoBit) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const Trained delayed = run(model, cuda_options("full_shard", 2));
   fake_cuda::configure({});
   expect_same_bits(delayed, run(model, cuda_options("full_shard", 2)));
@@ -247,7 +247,7 @@ class SlowUpdates : public test::EmulatedGpu {
 };
 
 TEST_F(SlowUpdates, AreWaitedForWhereStepsOverlap) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions options = cuda_options("no_shard", 1);
   options.overlap_steps = true;
   std::vector<Trained> slow;

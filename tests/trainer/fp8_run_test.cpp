@@ -15,10 +15,10 @@
 namespace tessera::fp8_run_test {
 namespace {
 
+using test::counting_gpt;
 using test::CountingTokens;
 using test::expect_same_bits;
 using test::run;
-using test::small_gpt;
 using test::TemporaryFolder;
 using test::Trained;
 using ::testing::AllOf;
@@ -44,7 +44,7 @@ void expect_as_planned(const Trained& trained) {
 }
 
 TEST(Fp8Run, LearnsAndIsNotBf16) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions options = fp8_options();
   options.steps = 20;
   const Trained in_fp8 = run(model, options);
@@ -56,7 +56,7 @@ TEST(Fp8Run, LearnsAndIsNotBf16) {
 }
 
 TEST(Fp8Run, AllStrategiesGiveTheBitsOfOneRankThatAccumulates) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   for (const int ranks : {1, 2, 3, 4}) {
     TrainerOptions alone = fp8_options();
     alone.accumulate = ranks;
@@ -76,7 +76,7 @@ TEST(Fp8Run, AllStrategiesGiveTheBitsOfOneRankThatAccumulates) {
 }
 
 TEST(Fp8Run, RecomputationOffloadingAndStagesChangeNoBit) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   TrainerOptions options = fp8_options("full_shard", 2);
   options.accumulate = 2;
   const Trained expected = run(model, options);
@@ -109,7 +109,7 @@ TEST(Fp8Run, RecomputationOffloadingAndStagesChangeNoBit) {
 }
 
 TEST(Fp8Run, EverySettingChangesBitsAndNoneBetweenStrategies) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   std::vector<std::string> hashes;
   const auto try_one = [&](const Fp8Options& fp8) {
     TrainerOptions alone = fp8_options();
@@ -165,7 +165,7 @@ TEST(Fp8Run, TrainsAdaptersOverABaseInFp8) {
 }
 
 TEST(Fp8Run, ResumesAtAnotherWorldSizeWithTheSameBits) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions options = fp8_options("full_shard", 2);
   options.steps = 6;
   const Trained whole = run(model, options);
@@ -191,7 +191,7 @@ TEST(Fp8Run, ResumesAtAnotherWorldSizeWithTheSameBits) {
 }
 
 std::string refusal_of(const TrainerOptions& options) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const CountingTokens data;
   try {
     make_training_plan({model, data}, options);
@@ -215,7 +215,7 @@ TEST(Fp8Run, RefusesWhatWouldDoNothing) {
 }
 
 TEST(Fp8Run, SaysWhereItGainsNothing) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const CountingTokens data;
   const TrainingPlan plan = make_training_plan({model, data}, fp8_options());
   EXPECT_THAT(plan.notes, Contains(HasSubstr("of 2 of 2 blocks")));

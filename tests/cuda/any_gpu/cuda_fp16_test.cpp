@@ -13,8 +13,8 @@
 namespace tessera::cuda_fp16_test {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
-using test::small_gpt;
 using test::Trained;
 
 constexpr int kRanks = 4;
@@ -90,7 +90,7 @@ void expect_as_planned(const TrainingSummary& summary) {
 const std::vector<bool> kThreeSkipped{true, true, true, false, false};
 
 TEST(CudaFp16, AnOverflowOnOneRankIsSkippedByAllUnderEveryStrategy) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const OneRankLearns data;
   const Steps reference = train(model, data, fp16_options("no_shard", kRanks));
   EXPECT_EQ(reference.skipped, kThreeSkipped);
@@ -104,7 +104,7 @@ TEST(CudaFp16, AnOverflowOnOneRankIsSkippedByAllUnderEveryStrategy) {
 }
 
 TEST(CudaFp16, AStepThatIsSkippedLeavesParametersAsTheyAre) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const test::CountingTokens data;
   const auto steps_of = [&](int steps) {
     TrainerOptions options = fp16_options("full_shard", 1);
@@ -118,7 +118,7 @@ TEST(CudaFp16, AStepThatIsSkippedLeavesParametersAsTheyAre) {
 }
 
 TEST(CudaFp16, GradientsThatAreSentInFp16GiveTheSameBitsUnderEveryStrategy) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const test::CountingTokens data;
   const auto sends_fp16 = [](const char* strategy) {
     TrainerOptions options = fp16_options(strategy, 3);
@@ -138,7 +138,7 @@ TEST(CudaFp16, GradientsThatAreSentInFp16GiveTheSameBitsUnderEveryStrategy) {
 }
 
 TEST(CudaFp16, ThreeRanksEqualOneThatAccumulates) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const test::CountingTokens data;
   TrainerOptions alone = fp16_options("full_shard", 1);
   alone.accumulate = 3;
@@ -149,7 +149,7 @@ TEST(CudaFp16, ThreeRanksEqualOneThatAccumulates) {
 }
 
 TEST(CudaFp16, AGraphReplaysStepsThatAreSkippedAndOthers) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   const test::CountingTokens data;
   TrainerOptions options = fp16_options("full_shard", 1);
   options.cuda_graph = false;
@@ -166,7 +166,7 @@ TEST(CudaFp16, AGraphReplaysStepsThatAreSkippedAndOthers) {
 
 // The CPU's kernel writes the fp16 parameter, or leaves it alone.
 TEST(CudaFp16, AnOptimizerOnTheHostSkipsAlikeAndGivesTheSameBits) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const OneRankLearns data;
   const Steps expected = train(model, data, fp16_options("full_shard", kRanks));
   EXPECT_EQ(expected.skipped, kThreeSkipped);
@@ -185,7 +185,7 @@ TEST(CudaFp16, AnOptimizerOnTheHostSkipsAlikeAndGivesTheSameBits) {
 /// Two models that run all families' kernels.
 std::vector<Model> models() {
   std::vector<Model> models;
-  models.push_back(small_gpt());
+  models.push_back(counting_gpt());
   models.push_back(make_gpt({.vocab_size = test::kVocabulary,
                              .context_length = test::kLength,
                              .layers = 2,

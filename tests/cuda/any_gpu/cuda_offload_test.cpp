@@ -10,10 +10,10 @@
 namespace tessera::cuda_offload_test {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::run;
-using test::small_gpt;
 using test::Trained;
 
 struct Offload {
@@ -36,7 +36,7 @@ void expect_as_planned(const TrainingSummary& summary) {
 }
 
 TEST(CudaOffload, StateOnTheHostChangesNoBit) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
     TrainerOptions plain = cuda_options("no_shard", 2);
     plain.precision = precision;
@@ -59,7 +59,7 @@ TEST(CudaOffload, StateOnTheHostChangesNoBit) {
 }
 
 TEST(CudaOffload, AGraphReplaysTheSameBits) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   for (const Offload& offload : {Offload{"host", "none"}, Offload{"host", "host"}}) {
     for (const bool overlap : {false, true}) {
       SCOPED_TRACE(concat(offload.parameters, overlap ? ", overlapping" : ""));

@@ -11,11 +11,11 @@
 namespace tessera::cuda_packing_test {
 namespace {
 
+using test::counting_gpt;
 using test::CountingTokens;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::kLength;
-using test::small_gpt;
 using test::Trained;
 
 /// CountingTokens with the places where their documents begin.
@@ -79,8 +79,8 @@ Trained run(const Model& model, const TrainerOptions& options,
 }
 
 TEST(CudaPacking, StrategiesAndGraphsGiveTheSameBits) {
-  for (const auto& [model, precision] : {std::pair{small_gpt(), DType::kFloat32},
-                                         {small_gpt(), DType::kBFloat16},
+  for (const auto& [model, precision] : {std::pair{counting_gpt(), DType::kFloat32},
+                                         {counting_gpt(), DType::kBFloat16},
                                          {small_qwen(), DType::kBFloat16},
                                          {small_gemma(), DType::kBFloat16}}) {
     SCOPED_TRACE(concat(model.name, " ", to_string(precision)));
@@ -105,7 +105,7 @@ TEST(CudaPacking, StrategiesAndGraphsGiveTheSameBits) {
 }
 
 TEST(CudaPacking, OneDocumentIsASampleThatIsNotPacked) {
-  for (const Model& model : {small_gpt(), small_qwen(), small_gemma()}) {
+  for (const Model& model : {counting_gpt(), small_qwen(), small_gemma()}) {
     const TrainerOptions options = cuda_options("full_shard", 2);
     const Trained plain = run(model, options, CountingTokens());
     expect_same_bits(run(model, options, PackedTokens(false)), plain);
@@ -114,7 +114,7 @@ TEST(CudaPacking, OneDocumentIsASampleThatIsNotPacked) {
 }
 
 TEST(CudaPacking, LossesAreNearThoseOfTheCpu) {
-  for (const Model& model : {small_gpt(), small_qwen(), small_gemma()}) {
+  for (const Model& model : {counting_gpt(), small_qwen(), small_gemma()}) {
     TrainerOptions options = cuda_options("full_shard", 2);
     const Trained on_gpu = run(model, options);
     options.device = DeviceChoice::kCpu;

@@ -11,15 +11,15 @@
 namespace tessera {
 namespace {
 
+using test::counting_gpt;
 using test::cuda_options;
 using test::expect_same_bits;
 using test::run;
-using test::small_gpt;
 using test::TemporaryFolder;
 using test::Trained;
 
 TEST(CudaStep, AllStrategiesGiveTheSameBitsOnFourRanksOfOneGpu) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const Trained reference = run(model, cuda_options("no_shard", 4));
   EXPECT_LT(reference.losses.back(), reference.losses.front());
   for (const Strategy& strategy : strategies()) {
@@ -35,14 +35,14 @@ TEST(CudaStep, AllStrategiesGiveTheSameBitsOnFourRanksOfOneGpu) {
 }
 
 TEST(CudaStep, FourRanksEqualOneThatAccumulates) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   TrainerOptions alone = cuda_options("full_shard", 1);
   alone.accumulate = 3;
   expect_same_bits(run(model, cuda_options("zero2", 3)), run(model, alone));
 }
 
 TEST(CudaStep, Fp8GivesTheSameBitsForEveryStrategyAndInAGraph) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const auto in_fp8 = [](TrainerOptions options, bool graph) {
     options.precision = DType::kBFloat16;
     options.fp8.enabled = true;
@@ -63,7 +63,7 @@ TEST(CudaStep, Fp8GivesTheSameBitsForEveryStrategyAndInAGraph) {
 }
 
 TEST(CudaStep, AGraphReplaysTheSameBits) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
     TrainerOptions options = cuda_options("full_shard", 1);
     options.precision = precision;
@@ -75,7 +75,7 @@ TEST(CudaStep, AGraphReplaysTheSameBits) {
 }
 
 TEST(CudaStep, StepsThatOverlapGiveTheSameBits) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   for (const auto& [strategy, ranks] : {std::pair{"no_shard", 1},
                                         {"full_shard", 1},
                                         {"zero1", 2},
@@ -103,7 +103,7 @@ TEST(CudaStep, StepsThatOverlapGiveTheSameBits) {
 
 // cuBLASLt takes GELU of an fp32 product; what selective recomputation has of it is in bf16.
 TEST(CudaStep, RecomputationChangesNoBitUnlessGeluIsFused) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   for (const DType precision : {DType::kFloat32, DType::kBFloat16}) {
     SCOPED_TRACE(to_string(precision));
     TrainerOptions options = cuda_options("full_shard", 2);
@@ -125,7 +125,7 @@ TEST(CudaStep, RecomputationChangesNoBitUnlessGeluIsFused) {
 
 // Inputs of recomputed blocks go to pinned memory and back on streams of their own.
 TEST(CudaStep, ActivationsThatWaitOnTheHostGiveTheSameBits) {
-  const Model model = small_gpt(0.1F);
+  const Model model = counting_gpt(0.1F);
   for (const auto& [strategy, ranks, ahead] : {std::tuple{"no_shard", 1, 1},
                                                {"full_shard", 1, 0},
                                                {"zero2", 2, 1},
@@ -161,18 +161,18 @@ TEST(CudaStep, StepsThatCopyTheStateChangeNoBitAndCopyTheRightOne) {
     options.steps = 6;
     options.precision = DType::kBFloat16;
     options.optimizer.stochastic_rounding = true;
-    const Trained expected = run(small_gpt(), options);
+    const Trained expected = run(counting_gpt(), options);
     options.checkpoints = {.folder = folder.path(strategy), .every = 2};
-    expect_same_bits(expected, run(small_gpt(), options));
+    expect_same_bits(expected, run(counting_gpt(), options));
     options.checkpoints.resume = folder.path(strategy) + "/step_2";
-    const Trained rest = run(small_gpt(), options);
+    const Trained rest = run(counting_gpt(), options);
     EXPECT_EQ(rest.losses, std::vector<double>(expected.losses.begin() + 2, expected.losses.end()));
     EXPECT_EQ(rest.parameters, expected.parameters);
   }
 }
 
 TEST(CudaStep, AGraphFollowsTheKeysOfDropout) {
-  const Model model = small_gpt(0.2F);
+  const Model model = counting_gpt(0.2F);
   TrainerOptions options = cuda_options("zero2", 1);
   options.accumulate = 2;
   options.cuda_graph = false;
@@ -198,7 +198,7 @@ TEST(CudaStep, AReplayedStepDrawsOtherMasks) {
   options.cuda_graph = true;
   const auto distinct_losses = [&](float dropout) {
     std::set<double> losses;
-    const Model model = small_gpt(dropout);
+    const Model model = counting_gpt(dropout);
     Trainer(model, data, options).train([&](const StepRecord& record) {
       losses.insert(record.loss);
       return true;
@@ -210,7 +210,7 @@ TEST(CudaStep, AReplayedStepDrawsOtherMasks) {
 }
 
 TEST(CudaStep, RoundingAtRandomIsTheSameForStrategiesAndGraphs) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const auto run_with = [&](const std::string& strategy, int ranks, bool graph) {
     TrainerOptions options = cuda_options(strategy, ranks);
     options.accumulate = 2 / ranks;
@@ -228,7 +228,7 @@ TEST(CudaStep, RoundingAtRandomIsTheSameForStrategiesAndGraphs) {
 }
 
 TEST(CudaStep, LossesAreNearThoseOfTheCpu) {
-  const Model model = small_gpt();
+  const Model model = counting_gpt();
   const Trained on_gpu = run(model, cuda_options("full_shard", 2));
   TrainerOptions options = cuda_options("full_shard", 2);
   options.device = DeviceChoice::kCpu;

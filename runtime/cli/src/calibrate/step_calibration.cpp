@@ -14,6 +14,7 @@
 #include "tessera/core/error.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/lab/step_times.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera::cli {
 namespace {
