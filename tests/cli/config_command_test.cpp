@@ -432,7 +432,7 @@ TEST_F(ConfigCommand, ADefaultFileThatNoRunCanUseIsNamedWithTheRemedy) {
   const std::string file = path("home/accelerate/default_config.yaml");
   std::filesystem::create_directories(path("home/accelerate"));
   write("home/accelerate/default_config.yaml",
-        "distributed_type: 'NO'\nmixed_precision: fp8\nnum_processes: 1\n");
+        "distributed_type: 'NO'\nmixed_precision: int8\nnum_processes: 1\n");
   const std::string data = write_text();
   for (const bool launched : {false, true}) {
     std::vector<std::string> arguments{"train", "--data", data, "--steps", "1", "--quiet"};
