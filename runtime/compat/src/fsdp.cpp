@@ -412,17 +412,9 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
 namespace tessera {
 
 std::vector<std::string> block_class_names() {
-  return {"GPT2Block",
-          "LlamaDecoderLayer",
-          "MistralDecoderLayer",
-          "Qwen2DecoderLayer",
-          "Qwen3DecoderLayer",
-          "Phi3DecoderLayer",
-          "Gemma2DecoderLayer",
-          "Gemma3DecoderLayer",
-          "GptBlock",
-          "TransformerBlock",
-          "Block"};
+  return {"GPT2Block",         "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer",
+          "Qwen3DecoderLayer", "Phi3DecoderLayer",  "Gemma2DecoderLayer",  "Gemma3DecoderLayer",
+          "BertLayer",         "GptBlock",          "TransformerBlock",    "Block"};
 }
 
 }  // namespace tessera

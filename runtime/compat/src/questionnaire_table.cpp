@@ -59,7 +59,8 @@ std::vector<Choice> classes_by_model() {
            {"Qwen3DecoderLayer", "Qwen3"},
            {"Phi3DecoderLayer", "Phi-3"},
            {"Gemma2DecoderLayer", "Gemma 2"},
-           {"Gemma3DecoderLayer", "Gemma 3"}}) {
+           {"Gemma3DecoderLayer", "Gemma 3"},
+           {"BertLayer", "BERT"}}) {
     choices.push_back({concat(name, " (", models, ")"), name});
   }
   choices.push_back({"others: I type their names", nullptr});

@@ -62,7 +62,7 @@ Row precision_row() {
 
 std::vector<Row> fp8_rows() {
   return in_group(
-      "fp8 (with `precision` fp8)",
+      "Products in fp8",
       {
           fp8_row<&Fp8Options::recipe>(
               "fp8_recipe",

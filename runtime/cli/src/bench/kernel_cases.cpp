@@ -194,6 +194,25 @@ void add_activations(Cases to, DType t) {
   });
 }
 
+/// An activation's largest magnitude, its codes in E4M3, and back.
+void add_fp8(Cases to, DType t) {
+  const auto magnitude = [](Operands& o) {
+    return TensorView(o.integers(1, 0x3f800000).data, DType::kInt32, Shape{1});  // of 1.0
+  };
+  to.add("amax", &KernelTable::amax,
+         [=](Operands& o) { return AmaxArgs{.x = o.random(o.hidden(), t), .amax = magnitude(o)}; });
+  to.add("fp8_encode", &KernelTable::fp8_encode, [=](Operands& o) {
+    return Fp8EncodeArgs{.x = o.random(o.hidden(), t),
+                         .amax = magnitude(o),
+                         .codes = o.empty(o.hidden(), DType::kUInt8)};
+  });
+  to.add("fp8_decode", &KernelTable::fp8_decode, [=](Operands& o) {
+    return Fp8DecodeArgs{.codes = o.empty(o.hidden(), DType::kUInt8),
+                         .amax = magnitude(o),
+                         .y = o.empty(o.hidden(), t)};
+  });
+}
+
 void add_heads(Cases to, DType t, bool norms) {
   const std::string with = norms ? "/norms" : "";
   to.add("heads_forward" + with, &KernelTable::heads_forward, [=](Operands& o) {
@@ -261,6 +280,7 @@ void add_layers(std::vector<KernelCase>& cases, DType t) {
   const Cases to{cases, t};
   add_rows(to, t);
   add_activations(to, t);
+  add_fp8(to, t);
   for (const bool norms : {false, true}) add_heads(to, t, norms);
   add_attention(to, t);
   add_ends(to, t);
