@@ -259,8 +259,8 @@ bool is_encoder(const GptConfig& config) { return family_of(config).encoder; }
 
 void require_writes_text(const GptConfig& config) {
   require(!is_encoder(config), ErrorCode::kConfig, "a ", family_of(config).name,
-          " is an encoder, which reads texts and writes none; classify with it (`task` "
-          "classification), or take a model that writes text");
+          " is an encoder, which reads texts and writes none; classify with it, or take a model "
+          "that writes text");
   require(config.labels.empty(), ErrorCode::kConfig,
           "the model classifies sequences and writes no text; evaluate it, or take a model that "
           "writes text");

@@ -210,19 +210,19 @@ TEST_F(ConfigCommand, DeepSpeedFileDecidesAlone) {
 }
 
 TEST_F(ConfigCommand, WrongAnswersAreToldAndAskedAgain) {
-  const ProgramResult result = answer(
-      "a.yaml",
-      {"multi-QPU", "multi-GPU", "0",   "1.5", "1",   "maybe", "no",        "no",
-       "yes",       "2",         "yes", "",    "",    "",      "BertLayer", "Block, gptblock",
-       "Block",     "",          "",    "",    "yes", "2",     "4",         "7",
-       "8",         "fp8",       "no"});
+  const ProgramResult result =
+      answer("a.yaml",
+             {"multi-QPU", "multi-GPU", "0",   "1.5", "1",   "maybe", "no",      "no",
+              "yes",       "2",         "yes", "",    "",    "",      "T5Block", "Block, gptblock",
+              "Block",     "",          "",    "",    "yes", "2",     "4",       "7",
+              "8",         "fp8",       "no"});
   ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
   for (const char* text :
        {"'multi-QPU' is not among the choices; enter one of No distributed training, multi-CPU, "
         "multi-GPU, or an index from 0 to 2\n",
         "Please enter an integer from 1 to 1048576, not '0'.\n", "to 1048576, not '1.5'.\n",
         "Please enter yes or no.\n",
-        "There is no layer class 'BertLayer' here; a layer is called GPT2Block, ",
+        "There is no layer class 'T5Block' here; a layer is called GPT2Block, ",
         "There is no layer class 'gptblock' here", "The mesh of 2 x 4 has 8 ranks; enter 8",
         "'fp8' is not among the choices; enter one of no, fp16, bf16"}) {
     EXPECT_THAT(result.out, HasSubstr(text));

@@ -61,6 +61,9 @@ const std::vector<Place>& places() {
   constexpr const char* kByDeepSpeed = R"({"distributed_type": "DEEPSPEED", "num_processes": 4})";
   constexpr const char* kMegatron = R"({"distributed_type": "MEGATRON_LM", "num_processes": 4})";
   constexpr const char* kDdp = R"({"distributed_type": "MULTI_CPU", "num_processes": 4})";
+  constexpr const char* kTorchao =
+      R"({"distributed_type": "MULTI_CPU", "num_processes": 4, "mixed_precision": "fp8",
+          "fp8_config": {"backend": "AO"}})";
   constexpr const char* kTransformerEngine =
       R"({"distributed_type": "MULTI_CPU", "num_processes": 4, "mixed_precision": "fp8",
           "fp8_config": {"backend": "TE"}})";
@@ -82,7 +85,7 @@ const std::vector<Place>& places() {
       {"deepspeed_config", kByDeepSpeed, "/deepspeed_config"},
       {"megatron_lm_config", kMegatron, "/megatron_lm_config"},
       {"dynamo_config", kDdp, "/dynamo_config"},
-      {"fp8_config", kDdp, "/fp8_config"},
+      {"fp8_config", kTorchao, "/fp8_config"},
       {"fp8_config", kTransformerEngine, "/fp8_config"},
       {"mpirun_config", kDdp, "/mpirun_config"},
       {"deepspeed", kDeepSpeed, ""},

@@ -263,9 +263,11 @@ TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNamesOfVariableAndKey) {
     }
     return "accepted";
   };
-  EXPECT_THAT(error({{"ACCELERATE_MIXED_PRECISION", "int8"}}),
-              AllOf(HasSubstr("environment: ACCELERATE_MIXED_PRECISION: mixed_precision: int8"),
-                    HasSubstr("bf16")));
+  EXPECT_THAT(
+      error({{"ACCELERATE_MIXED_PRECISION", "int8"}}),
+      AllOf(HasSubstr(
+                "environment: ACCELERATE_MIXED_PRECISION: mixed_precision: unknown value 'int8'"),
+            HasSubstr("bf16")));
   EXPECT_THAT(error({{"ACCELERATE_USE_FSDP", "true"}, {"FSDP_OFFLOAD_PARAMS", "perhaps"}}),
               HasSubstr("environment: FSDP_OFFLOAD_PARAMS: fsdp_config.fsdp_offload_params"));
   EXPECT_THAT(
