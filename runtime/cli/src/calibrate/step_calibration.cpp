@@ -134,17 +134,16 @@ void print_steps(std::ostream& out, const StepTimes& steps) {
   };
   for (const StepTimes::Kernel& kernel : steps.kernels) slowest.push_back(&kernel);
   std::ranges::sort(slowest, std::greater<>(), lost);
-  TextTable table({"operation", "kernel", "size", "calls", "inside, ms", "alone, ms", "lost, ms"});
   slowest.resize(std::min(slowest.size(), kShownKernels));
   std::erase_if(slowest, [&](const StepTimes::Kernel* kernel) {
     return lost(kernel) < kWorthShowing * steps.step;
   });
+  TextTable table({"operation", "kernel", "size", "inside, ms", "lost, ms"});
   for (const StepTimes::Kernel* const kernel : slowest) {
     std::vector<std::string> size;
-    for (const double n : kernel->size) size.push_back(concat(n));
+    for (const double n : kernel->size) size.push_back(concat(static_cast<std::int64_t>(n)));
     table.add({kernel->operation, kernel->kernel, tessera::joined(size, " x "),
-               fixed(kernel->calls, 0), in_ms(kernel->calls * kernel->seconds),
-               in_ms(kernel->calls * kernel->alone), in_ms(lost(kernel))});
+               in_ms(kernel->calls * kernel->seconds), in_ms(lost(kernel))});
   }
   if (!slowest.empty()) table.print(out);
   out << "\n";
