@@ -548,7 +548,7 @@ TEST_F(ConfigTerminal, EscGoesBackAndTheLayerClassIsAskedByTheModel) {
   terminal.type("no\n");
   ASSERT_TRUE(terminal.shows("Which model do you train?")) << terminal.shown();
   ASSERT_TRUE(terminal.shows("1. LlamaDecoderLayer (Llama)"));
-  ASSERT_TRUE(terminal.shows("8. others"));
+  ASSERT_TRUE(terminal.shows("9. others"));
   terminal.type("4\r");
   ASSERT_TRUE(takes_defaults(terminal, {"BACKWARD_POST", "LOCAL_STATE_DICT"}, "\r"))
       << terminal.shown();
