@@ -2,7 +2,7 @@
 
 #include "tessera/kernels/fp8.h"
 
-// What the kernels of fp8 demand of their arguments, on every device.
+// Checks of the arguments of fp8's kernels, on every device.
 namespace tessera {
 
 void check_arguments(const AmaxArgs& args);

@@ -113,7 +113,7 @@ TEST_F(CalibrateCommand, AModelsStepsAreAddedToAProfile) {
 
   std::vector<std::string> simulate{"simulate", "--profile", path("p.json"), "--ranks", "2"};
   simulate.insert(simulate.end(), model.begin(), model.end());
-  EXPECT_THAT(run(simulate).out, HasSubstr("kernels        measured "));
+  EXPECT_THAT(run(simulate).out, HasSubstr(" % measured in steps"));
 }
 
 TEST_F(CalibrateCommand, AProfileOfABusyMachineIsNotedOnce) {

@@ -174,6 +174,9 @@ TEST(SimulatedStep, HasTheIntervalOfWhatItsKernelsRestOn) {
   EXPECT_EQ(half_width(), 0.2);
   cluster.profile.steps = {time_steps(subject.timed(), cluster.profile)};
   EXPECT_EQ(half_width(), 0.01);
+  EXPECT_FALSE(simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
+                             subject.options, cluster)
+                   .assumes_half_width);
   cluster.profile.residuals.clear();
   EXPECT_LT(half_width(), assumed) << "what was measured is known better";
   cluster.profile.device = "cuda";

@@ -77,7 +77,7 @@ void backward(const TensorView& saved, const TensorView& dy, const TensorView& d
   });
 }
 
-// Of Highway's table only names can be entries.
+// Highway's table takes names alone as entries.
 constexpr auto& gelu_forward_range = forward<Gelu>;
 constexpr auto& gelu_backward_range = backward<Gelu>;
 constexpr auto& erf_gelu_forward_range = forward<ErfGelu>;

@@ -68,8 +68,8 @@ struct ScoreBlock {
   float scale;        ///< of q k^T
   float soft_cap;     ///< 0: none
   bool first = true;  ///< nothing has been accumulated before this block
-  /// Of documents: the positions where that of query r, or in the backward pass of key c, begins
-  /// and ends, and the block's first key and query. Forward has no ends if attention is causal, and
+  /// Positions where the document of query r, or in the backward pass of key c, begins and ends,
+  /// and the block's first key and query. Forward has no ends if attention is causal, and
   /// backward then no starts.
   const std::int32_t* starts = nullptr;
   const std::int32_t* ends = nullptr;
@@ -128,7 +128,7 @@ struct BackwardScratch {
   std::int64_t bytes;
 };
 
-/// What one thread needs for either pass.
+/// The scratch that one thread needs for either pass.
 inline std::int64_t attention_scratch_bytes(std::int64_t length, std::int64_t head_dim,
                                             DType dtype) {
   return std::max(ForwardScratch(nullptr, length, head_dim, dtype).bytes,

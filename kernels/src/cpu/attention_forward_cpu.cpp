@@ -31,7 +31,7 @@ T* probabilities(const ForwardScratch& scratch) {
   }
 }
 
-/// Of one row of a block, the keys that it sees: none if end is begin.
+/// The keys that one row of a block sees: none if end is begin.
 struct VisibleKeys {
   std::int64_t begin, end;
 };
@@ -81,7 +81,7 @@ void softmax_rows_typed(const ForwardScratch& scratch, const ScoreBlock& block) 
   for (std::int64_t r = 0; r < block.queries; ++r) {
     float* z = scratch.scores + r * scratch.score_stride;
     const std::int64_t end = block.keys_end(r);
-    // Of the first blocks a late query may see nothing, for its window or its document begins
+    // A late query may see nothing of the first blocks, for its window or its document begins
     // later: its maximum is then -inf, its sum 0.
     const std::int64_t start = block.starts == nullptr ? 0 : block.starts[r] - block.first_key;
     const std::int64_t of_window = block.causal ? block.diagonal + r + 1 - block.window : 0;

@@ -36,7 +36,7 @@ struct AnyRows {
   __device__ AnyRows from(int row) const { return {data + row * stride, stride, count - row, dim}; }
 };
 
-/// What the threads of a block share.
+/// Memory that the threads of a block share.
 struct Shared {
   float left[kTerms][kPitch];
   float right[kTerms][kPitch];
@@ -122,7 +122,7 @@ __device__ void store(const Sums& sums, const float (&factors)[4], T* to, std::i
   }
 }
 
-/// Of all: q, k, v or their gradients of one head; and which part of it is this block's.
+/// The whole problem: q, k, v or their gradients of one head; and which part is this block's.
 template <typename T>
 struct AnyProblem {
   AttentionLayout layout;

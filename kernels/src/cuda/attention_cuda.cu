@@ -7,8 +7,8 @@
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
 
-// Which implementation of attention runs: cuDNN (attention_cudnn_cuda.cpp), or our own kernels.
-// That depends on shapes, dtypes, alignment and options alone, and the passes of one step need not
+// The choice of attention's implementation: cuDNN (attention_cudnn_cuda.cpp), or our own kernels.
+// It depends on shapes, dtypes, alignment and options alone, and the passes of one step need not
 // agree: lse means the same to all.
 namespace tessera::cuda {
 namespace {

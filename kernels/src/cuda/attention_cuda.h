@@ -7,8 +7,8 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/kernel_table.h"
 
-// What the implementations of attention on CUDA share: how heads lie in memory, and who they are.
-// attention_cuda.cpp chooses among them.
+// The common part of attention's implementations on CUDA: how heads lie in memory, and who they
+// are. attention_cuda.cpp chooses among them.
 namespace tessera::cuda {
 
 /// Sizes of qkv (B, L, 3, H, D) and out (B, L, H, D), and where a head's rows are. Goes to kernels
@@ -64,7 +64,8 @@ struct AttentionLayout {
   }
   constexpr std::int64_t all_heads() const { return batch * heads; }
   constexpr std::int64_t tiles(int rows) const { return (length + rows - 1) / rows; }
-  /// Those of sequence b. Not kSeveral: there are no starts, which the compiler then knows, too.
+  /// The documents of sequence b. Not kSeveral: there are no starts, which the compiler then knows,
+  /// too.
   template <bool kSeveral = true>
   constexpr Documents documents(std::int64_t b) const {
     return {kSeveral && starts != nullptr ? starts + b * length : nullptr, length};
@@ -88,7 +89,8 @@ constexpr bool hides(int query, int key, int seen) {
   return static_cast<unsigned>(query - key) >= static_cast<unsigned>(seen);
 }
 
-/// What the backward pass needs of each query besides the tensors: (B * H, padded length) each.
+/// Numbers of each query that the backward pass needs besides the tensors, (B * H, padded length)
+/// each.
 struct RowStatistics {
   const float* lse2 = nullptr;   ///< lse * log2(e); +inf for padding
   const float* delta = nullptr;  ///< sum of d_out * out; 0 for padding

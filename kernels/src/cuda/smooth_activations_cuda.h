@@ -23,7 +23,7 @@ __device__ inline Logistic logistic(float x_slope, float exponent) {
   return {s, fmaf(x_slope, s * (s * e), s)};
 }
 
-/// What functions of this kind have in common.
+/// The common part of functions of this kind.
 template <typename Function>
 struct SmoothActivation {
   __device__ static float forward(float x) { return times_logistic(x, Function::exponent(x)); }

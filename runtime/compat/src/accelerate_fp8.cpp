@@ -6,6 +6,7 @@
 
 #include "scalar.h"
 #include "tessera/core/text.h"
+#include "tessera/sharding/fp8_options.h"
 
 namespace tessera::compat {
 namespace {
@@ -83,11 +84,7 @@ void read_override(Section& section) {
                    "must be three flags, of forward, input gradient and weight gradient, like "
                    "[false, false, true]");
   }
-  std::string products;
-  constexpr std::array kNames{"forward", "input-gradient", "weight-gradient"};
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    if (!higher[i]) products += concat(products.empty() ? "" : ",", kNames[i]);
-  }
+  const std::string products = to_string(Fp8ProductSet{!higher[0], !higher[1], !higher[2]});
   if (products.empty()) {
     section.refuse(kOverride, "leaves no product in fp8; use mixed_precision: bf16");
   }

@@ -113,7 +113,7 @@ class Division {
     return {first, last};
   }
 
-  /// Those that rank r divides, and with whom: its number among `sharers`.
+  /// The cores that rank r divides, and with whom: its number among `sharers`.
   struct Portion {
     Cores cores;
     std::size_t number = 0, sharers = 0;

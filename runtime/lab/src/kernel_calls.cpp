@@ -55,10 +55,12 @@ KernelCall layer_norm_backward(const LayerNormBackwardArgs& a) {
                          &a.dbeta}));
 }
 KernelCall gelu_forward(const GeluForwardArgs& a) {
-  return noted("gelu_forward", a.x, bytes_of({&a.x, &a.y}));
+  return noted(a.form == GeluForm::kErf ? "gelu_forward, erf" : "gelu_forward", a.x,
+               bytes_of({&a.x, &a.y}));
 }
 KernelCall gelu_backward(const GeluBackwardArgs& a) {
-  return noted("gelu_backward", a.x, bytes_of({&a.x, &a.dy, &a.dx}));
+  return noted(a.form == GeluForm::kErf ? "gelu_backward, erf" : "gelu_backward", a.x,
+               bytes_of({&a.x, &a.dy, &a.dx}));
 }
 /// `products` matrix products over the scores that are not masked: of causal attention half of
 /// them, less what lies before the windows.
@@ -122,10 +124,13 @@ KernelCall heads_backward(const HeadsBackwardArgs& a) {
   return noted("heads_backward", a.d_packed, bytes_of({&a.d_qkv, &a.packed, &a.d_packed}));
 }
 KernelCall relu_forward(const ReluForwardArgs& a) {
-  return noted("relu_forward", a.x, bytes_of({&a.x, &a.y}));
+  const bool is_tanh = a.function == OutputActivation::kTanh;
+  return noted(is_tanh ? "relu_forward, tanh" : "relu_forward", a.x, bytes_of({&a.x, &a.y}));
 }
 KernelCall relu_backward(const ReluBackwardArgs& a) {
-  return noted("relu_backward", a.y, bytes_of({&a.y, &a.dy, &a.dx}));
+  const bool is_tanh = a.function == OutputActivation::kTanh;
+  return noted(is_tanh ? "relu_backward, tanh" : "relu_backward", a.y,
+               bytes_of({&a.y, &a.dy, &a.dx}));
 }
 KernelCall multiply(const MultiplyArgs& a) {
   return noted("multiply", a.a, bytes_of({&a.a, &a.b, &a.y}));

@@ -128,8 +128,9 @@ PredictedSeconds KernelTimes::find(const KernelCall& call, std::string_view oper
   const std::string_view dtype = to_string(call.dtype);
   const std::vector<double> size = rates_size(call);
   std::vector<double> same, alike;
+  const bool has_threads = steps_.front()->threads == threads_;
   for (const StepTimes* const steps : steps_) {
-    if (steps->threads != threads_) break;
+    if (!has_threads) break;
     for (const StepTimes::Kernel& kernel : steps->kernels) {
       if (kernel.kernel != name || kernel.dtype != dtype || kernel.size != size) continue;
       (kernel.operation == operation ? same : alike).push_back(kernel.seconds);

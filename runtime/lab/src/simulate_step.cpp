@@ -46,7 +46,6 @@ bool reaches_disk(const Schedule& schedule, const Action& action) {
 struct Costs {
   std::vector<double> seconds;
   PredictedSeconds kernels;
-  double exchanged = 0.0;
   double between = 0.0;  ///< two steps
 };
 
@@ -64,7 +63,6 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
     double seconds = is_handed_over(schedule, action)
                          ? (times.has_steps() ? times.handover() : profile.handover.value)
                          : times.gap();
-    const double waited = seconds;
     if (is_collective(action)) {
       Traffic traffic;
       action.operation->charge(schedule, action, traffic);
@@ -99,7 +97,6 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       costs.seconds.push_back(seconds);
       continue;
     }
-    costs.exchanged += seconds - waited;
     costs.seconds.push_back(seconds);
   }
   return costs;
@@ -107,14 +104,17 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
 
 /// The interval of nine of ten steps goes by what most of a step's kernels rest on. Before any
 /// predictions of a machine were checked, it is as on the processors of runtime/lab/README.md.
-double half_width(const HardwareProfile& profile, const SimulatedStep& step, bool meets) {
-  if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return 0.0;
+void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meets) {
+  if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};
   const Evidence most = step.kernels.most();
   for (const Residual& residual : profile.residuals) {
-    if (residual.evidence == most && residual.meets == meets) return residual.half_width;
+    if (residual.evidence != most || residual.meets != meets) continue;
+    step.half_width = residual.half_width;
+    return;
   }
-  return kAssumed[static_cast<std::size_t>(most)];
+  step.half_width = kAssumed[static_cast<std::size_t>(most)];
+  step.assumes_half_width = true;
 }
 
 /// Cores that a rank has, if ranks share them; else 0.
@@ -239,9 +239,8 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   step.seconds =
       last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second) + costs.front().between;
   step.kernels = costs.front().kernels;
-  step.exchanged = costs.front().exchanged;
   const Schedule& of_first = *ranks.front().front().schedule;
-  step.half_width = half_width(cluster.profile, step, of_first.mesh.world_size() > 1);
+  set_interval(step, cluster.profile, of_first.mesh.world_size() > 1);
   const auto steps = static_cast<double>(ends.size());
   for (Simulation& rank : simulated) step.spans.push_back(std::move(rank.spans));
   step.spans = without_waiting(std::move(step.spans), ranks);

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 
 namespace tessera {
 namespace {
@@ -64,16 +65,13 @@ std::string to_string(const Fp8ProductSet& products) {
 
 Fp8ProductSet parse_fp8_products(std::string_view text) {
   Fp8ProductSet products{false, false, false};
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view word = text.substr(begin, end - begin);
+  for (const std::string& word : split_text(text, ',')) {
     const auto found = std::ranges::find_if(
         kProductNames, [&](const ProductName& product) { return word == product.name; });
     require(found != kProductNames.end(), ErrorCode::kConfig, "'", word,
             "' is no product of a linear layer; choose some of forward, input-gradient and "
             "weight-gradient, with commas between them");
     products.*(found->member) = true;
-    begin = end + 1;
   }
   return products;
 }

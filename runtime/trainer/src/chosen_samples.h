@@ -23,8 +23,8 @@ class ChosenSamples : public BatchSource {
   const BatchSource& source_;
 };
 
-/// How many numbers a source has for each place: of tokens, and where documents begin, (2, N,
-/// L), 2.
+/// The numbers that a source has for each place: 2 of tokens with where documents begin, (2, N, L),
+/// else 1.
 inline std::int64_t planes_of(const BatchSource& source) {
   const Shape shape = source.input_shape(1);
   return shape.rank() == 0 ? 1 : shape[0];

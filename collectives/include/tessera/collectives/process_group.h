@@ -45,7 +45,7 @@ struct Traffic {
   /// Bytes of the schedule's copies between the device's memory and the host's; no group's.
   std::int64_t to_host_bytes = 0;
   std::int64_t to_device_bytes = 0;
-  /// Those between the disk and the host's memory.
+  /// Bytes copied between the disk and the host's memory.
   std::int64_t to_disk_bytes = 0;
   std::int64_t from_disk_bytes = 0;
 

@@ -15,6 +15,7 @@
 #include "tessera/kernels/philox.h"
 #include "tessera/lab/step_times.h"
 #include "tessera/model/gpt_family.h"
+#include "tessera/sharding/operation.h"
 
 namespace tessera::cli {
 namespace {
@@ -122,7 +123,7 @@ void print_steps(std::ostream& out, const StepTimes& steps) {
   for (const StepTimes::Kernel& kernel : steps.kernels) {
     inside += kernel.calls * kernel.seconds;
     alone += kernel.calls * kernel.alone;
-    if (kernel.size.size() > 1 || kernel.operation != kernel.kernel) passes += kernel.calls;
+    if (find_operation(kernel.operation)->is_pass) passes += kernel.calls;
   }
   print_paragraph(out, concat(steps.model, ", ", steps.source, ": a step takes ", in_ms(steps.step),
                               " ms, its kernels ", in_ms(inside), " ms and alone ", in_ms(alone),

@@ -105,20 +105,23 @@ void print_stages(std::ostream& out, const SimulatedCell& cell) {
   out << "\n";
 }
 
-/// " (18.1 to 19.9)", if nine of ten measured steps are expected there.
+/// " (18.1 to 19.9)", if nine of ten measured steps are expected there; " (..., assumed)".
 std::string interval_words(const SimulatedStep& step) {
   if (step.half_width <= 0.0) return "";
   return concat(" (", in_ms(step.seconds * (1.0 - step.half_width)), " to ",
-                in_ms(step.seconds * (1.0 + step.half_width)), ")");
+                in_ms(step.seconds * (1.0 + step.half_width)),
+                step.assumes_half_width ? ", assumed)" : ")");
 }
 
-/// "measured 92 %, corrected 8 %": what the time of kernels rests on.
+/// "92 % measured in steps, 8 % corrected": the evidence on which the time of kernels rests.
 std::string evidence_words(const PredictedSeconds& kernels) {
   std::vector<std::string> words;
   for (int i = 0; i < kEvidences; ++i) {
     const double share = kernels.by[static_cast<std::size_t>(i)] / kernels.total();
     if (share >= 0.0005) {
-      words.push_back(concat(to_string(static_cast<Evidence>(i)), " ", in_percent(share)));
+      const auto evidence = static_cast<Evidence>(i);
+      words.push_back(concat(in_percent(share), " ", to_string(evidence),
+                             evidence == Evidence::kMeasured ? " in steps" : ""));
     }
   }
   return tessera::joined(words);

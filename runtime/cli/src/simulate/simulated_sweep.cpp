@@ -136,6 +136,7 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"replicas", cell.plan().options.replicas},
        {"step_seconds", cell.step.seconds},
        {"half_width", cell.step.half_width},
+       {"half_width_assumed", cell.step.assumes_half_width},
        {"evidence", to_string(cell.step.kernels.most())},
        {"tokens", cell.tokens},
        {"tokens_per_second", cell.tokens_per_second()},

@@ -14,7 +14,7 @@ namespace tessera {
 
 /// A call of a kernel, by its shape; no memory is behind it.
 struct KernelCall {
-  std::string kernel;              ///< as KernelTable names it; with ", residual" if it adds one
+  std::string kernel;              ///< as KernelTable names it; with ", residual", ", erf", ...
   std::vector<std::int64_t> dims;  ///< of gemm: m, n, k; else of its main tensor
   DType dtype = DType::kFloat32;   ///< of its operands
   double flops = 0.0;  ///< of matrix products; 0: it is bound by memory. Attention: the causal half

@@ -41,13 +41,11 @@ struct SimulatedStep {
   // These are by pipeline rank. A meeting begins when the last of its ranks has come.
   std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
   std::vector<StageTime> stages{};
-  /// Seconds of the first pipeline rank: of its kernels by what they rest on, and of its
-  /// collectives and copies.
-  PredictedSeconds kernels{};
-  double exchanged = 0.0;
+  PredictedSeconds kernels{};  ///< of the first pipeline rank
   /// The measured step is expected within seconds * (1 -+ half_width), nine times of ten; 0: the
   /// profile's rates are limits, which say nothing of it.
   double half_width = 0.0;
+  bool assumes_half_width = false;  ///< no predictions of this kind were checked on the machine
   const LaneTime& of(Lane lane) const { return lanes[static_cast<std::size_t>(lane)]; }
   /// Means over the pipeline ranks.
   double bubble() const;
