@@ -67,8 +67,8 @@ std::string in_one_line(const std::string& text) {
 
 TEST_F(SimulateCommand, SaysHowFarToTrustIt) {
   const test::ProgramResult h100 = simulate({});
-  EXPECT_THAT(in_one_line(h100.out),
-              HasSubstr("trust it as a limit: published steps on H100 reach 54 to 79 %"));
+  EXPECT_THAT(in_one_line(h100.out), HasSubstr("trust it as a limit: seven steps measured on "
+                                               "H100s, one GPU each, are within 6 % of it"));
   EXPECT_THAT(in_one_line(h100.out), HasSubstr(" of 989 TFLOP/s in bf16"));
   const test::ProgramResult a100 = simulate({"--profile", "a100-sxm", "--sweep", "micro-batch=1"});
   EXPECT_THAT(in_one_line(a100.out),

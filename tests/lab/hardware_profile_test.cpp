@@ -128,6 +128,21 @@ TEST(HardwareProfile, KeepsTheNoiseOfItsMeasurements) {
               HasSubstr("'noise' has 30 points that were disturbed, of 4"));
 }
 
+TEST(HardwareProfile, KeepsTheLimitOfPower) {
+  const HardwareProfile profile = find_profile("h100-sxm");
+  const std::string text = to_text(profile);
+  const HardwareProfile read = parse_profile(text, "p.json");
+  ASSERT_TRUE(read.power);
+  EXPECT_EQ(read.power->per_byte.value, profile.power->per_byte.value);
+  EXPECT_EQ(to_text(read), text);
+  EXPECT_FALSE(find_profile("a100-sxm").power) << "nothing is known of it";
+  EXPECT_FALSE(parse_profile(to_text(find_profile("a100-sxm")), "p.json").power);
+  EXPECT_THAT(refusal(replaced(text, "\"idle\": {\"value\":128.0", "\"idle\": {\"value\":700.0")),
+              HasSubstr("'power': 'idle' (700 W) must be below 'limit' (691 W)"));
+  EXPECT_THAT(refusal(replaced(text, "\"per_flop\"", "\"per_flops\"")),
+              HasSubstr("'power' has no 'per_flop'; add it"));
+}
+
 TEST(HardwareProfile, WhatIsWrongIsNamedWithItsPlaceAndARemedy) {
   const std::string good = to_text(find_profile("h100-sxm"));
   EXPECT_EQ(refusal(good), "none");

@@ -239,6 +239,35 @@ TEST(SimulatedStep, LanesThatWantMoreThreadsThanCoresShareThem) {
   EXPECT_DOUBLE_EQ(simulate(s, cluster).seconds, apart.seconds);
 }
 
+TEST(SimulatedStep, TakesNoMorePowerThanTheLimit) {
+  const Subject s = subject("full_shard", 8);
+  Cluster cluster = without_communication();
+  cluster.profile.power.reset();
+  const SimulatedStep free = simulate(s, cluster);
+  EXPECT_EQ(free.throttled, 1.0);
+  EXPECT_EQ(free.joules, 0.0) << "the profile does not know it";
+  EXPECT_NEAR(free.flops / flops_of(s), 1.0, 1e-12);
+  // Energy for twice as long, of FLOPs and of bytes alike, at 100 W beside idling.
+  cluster.profile.power = {.limit = {150.0, ""},
+                           .idle = {50.0, ""},
+                           .per_flop = {100.0 * free.seconds / free.flops, ""},
+                           .per_byte = {100.0 * free.seconds / free.bytes, ""}};
+  const SimulatedStep limited = simulate(s, cluster);
+  EXPECT_NEAR(limited.seconds / free.seconds, 2.0, 0.002);
+  EXPECT_NEAR(limited.joules / limited.seconds, 150.0, 0.15);
+  EXPECT_NEAR(limited.throttled, 2.0, 0.1);
+  EXPECT_NEAR(limited.of(Lane::kCompute).busy / free.of(Lane::kCompute).busy, limited.throttled,
+              0.001);
+  // Where ranks wait for each other as long, kernels may take the power of twice the time.
+  cluster.profile.power->limit.value = 1e3;
+  EXPECT_DOUBLE_EQ(simulate(s, cluster).seconds, free.seconds);
+  cluster.profile.power->limit.value = 150.0;
+  cluster.profile.node.latency.value = free.seconds;
+  const SimulatedStep waiting = simulate(s, cluster);
+  EXPECT_EQ(waiting.throttled, 1.0);
+  EXPECT_LT(waiting.joules / waiting.seconds, 100.0);
+}
+
 // Per element 28 bytes of state and gradient and 2 of the parameter; 4 go to the host, 2 come back.
 TEST(SimulatedStep, CopiesAndUpdatesOnTheHostTakeTheirBytesAndHideBehindTheNextForward) {
   Cluster cluster = without_communication();

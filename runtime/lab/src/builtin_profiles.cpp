@@ -8,8 +8,8 @@
 
 #include "tessera/core/error.h"
 
-// Numbers of data sheets and of others' publications, and what follows from them; of an H200 also
-// what Tessera's kernels were measured to do (bench/results/h200), each alone.
+// Numbers of data sheets and of others' publications, and what follows from them; of an H100 and an
+// H200 also what Tessera's kernels were measured to do, each alone, and the energy of steps.
 namespace tessera {
 namespace {
 
@@ -70,37 +70,81 @@ HardwareProfile hopper(const char* name, double memory_bytes, double memory_rate
   return p;
 }
 
-/// GEMMs of gpt2-1558m with a micro-batch of 16, as cuBLASLt's heuristic runs them, epilogues
-/// included; smaller ones as of an H100.
+/// The rates that `profile` has of a kernel in bf16.
+KernelRates& rates_of(HardwareProfile& profile, std::string_view kernel) {
+  return *std::ranges::find_if(profile.kernels, [&](const KernelRates& known) {
+    return known.kernel == kernel && known.dtype == "bf16";
+  });
+}
+
+/// What Tessera's kernels were measured to do on one GPU, each alone: GEMMs of gpt2-1558m with a
+/// micro-batch of 16, as cuBLASLt's heuristic runs them, epilogues included (smaller ones stay as
+/// they are), attention in FLOP/s, kernels bound by memory in bytes/s.
+void set_measured(HardwareProfile& p, const std::string& where,
+                  const std::vector<KernelRates::Point>& products, double attention_forward,
+                  double attention_backward, double memory_bandwidth) {
+  KernelRates& gemm = rates_of(p, "gemm");
+  gemm.source = concat(where, "; cubes: waves of tiles (bench/gpu/predict.py)");
+  gemm.points.resize(5);  // to 3e10 FLOPs
+  gemm.points.insert(gemm.points.end(), products.begin(), products.end());
+  const std::string attention = concat(where, ": cuDNN, causal, in a fixed order");
+  for (const auto& [kernel, rate] : {std::pair{"attention_forward", attention_forward},
+                                     std::pair{"attention_backward", attention_backward}}) {
+    rates_of(p, kernel) = {kernel, "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, rate}}};
+  }
+  p.memory_bandwidth = {memory_bandwidth, concat(where, ": AdamW, cross-entropy, LayerNorm")};
+}
+
+HardwareProfile h100() {
+  HardwareProfile p = hopper("h100-sxm", 80e9, 3.35e12);
+  const std::string measured = "measured on an H100 (bench/results/h100)";
+  set_measured(p, measured,
+               {{{1600.0, 1600.0, 16384.0}, 692e12},
+                {{1600.0, 6400.0, 16384.0}, 657e12},
+                {{4096.0, 1600.0, 50304.0}, 633e12},
+                {{4096.0, 50304.0, 1600.0}, 626e12},
+                {{4800.0, 1600.0, 16384.0}, 609e12},
+                {{6400.0, 1600.0, 16384.0}, 661e12},
+                {{16384.0, 1600.0, 1600.0}, 564e12},
+                {{16384.0, 1600.0, 4800.0}, 651e12},
+                {{16384.0, 1600.0, 6400.0}, 616e12},
+                {{16384.0, 4800.0, 1600.0}, 645e12},
+                {{16384.0, 6400.0, 1600.0}, 555e12},
+                {{50304.0, 1600.0, 4096.0}, 632e12}},
+               321e12, 199e12, 2.85e12);
+  const std::string fitted = concat(
+      measured, ": fitted to steps of gpt2-1558m, micro-batches 16 and 8, and gpt2-124m, 16");
+  p.power = {
+      .limit = {691.0, concat(measured, ": energy over time of hot steps; the limit is 700")},
+      .idle = {128.0, measured},
+      .per_flop = {0.767e-12, fitted},
+      .per_byte = {0.187e-9, fitted}};
+  return p;
+}
+
 HardwareProfile h200() {
   HardwareProfile p = hopper("h200-sxm", 141e9, 4.8e12);
   const std::string measured = "measured on an H200 (bench/results/h200)";
-  const auto rates = [&](std::string_view kernel) -> KernelRates& {
-    return *std::ranges::find_if(p.kernels, [&](const KernelRates& known) {
-      return known.kernel == kernel && known.dtype == "bf16";
-    });
-  };
-  KernelRates& gemm = rates("gemm");
-  gemm.source = concat(measured, "; cubes: waves of tiles (bench/gpu/predict.py)");
-  gemm.points.resize(5);  // to 3e10 FLOPs
-  gemm.points.insert(gemm.points.end(), {{{1600.0, 1600.0, 16384.0}, 690e12},
-                                         {{1600.0, 6400.0, 16384.0}, 660e12},
-                                         {{4096.0, 1600.0, 50304.0}, 657e12},
-                                         {{4096.0, 50304.0, 1600.0}, 633e12},
-                                         {{4800.0, 1600.0, 16384.0}, 646e12},
-                                         {{6400.0, 1600.0, 16384.0}, 636e12},
-                                         {{16384.0, 1600.0, 1600.0}, 576e12},
-                                         {{16384.0, 1600.0, 4800.0}, 653e12},
-                                         {{16384.0, 1600.0, 6400.0}, 629e12},
-                                         {{16384.0, 4800.0, 1600.0}, 630e12},
-                                         {{16384.0, 6400.0, 1600.0}, 599e12},
-                                         {{50304.0, 1600.0, 4096.0}, 635e12}});
-  const std::string attention = concat(measured, ": cuDNN, causal, in a fixed order");
-  rates("attention_forward") = {
-      "attention_forward", "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, 318e12}}};
-  rates("attention_backward") = {
-      "attention_backward", "bf16", 1, attention, {{{400.0, 1024.0, 64.0}, 226e12}}};
-  p.memory_bandwidth = {3.9e12, concat(measured, ": AdamW, cross-entropy, LayerNorm")};
+  set_measured(p, measured,
+               {{{1600.0, 1600.0, 16384.0}, 690e12},
+                {{1600.0, 6400.0, 16384.0}, 660e12},
+                {{4096.0, 1600.0, 50304.0}, 657e12},
+                {{4096.0, 50304.0, 1600.0}, 633e12},
+                {{4800.0, 1600.0, 16384.0}, 646e12},
+                {{6400.0, 1600.0, 16384.0}, 636e12},
+                {{16384.0, 1600.0, 1600.0}, 576e12},
+                {{16384.0, 1600.0, 4800.0}, 653e12},
+                {{16384.0, 1600.0, 6400.0}, 629e12},
+                {{16384.0, 4800.0, 1600.0}, 630e12},
+                {{16384.0, 6400.0, 1600.0}, 599e12},
+                {{50304.0, 1600.0, 4096.0}, 635e12}},
+               318e12, 226e12, 3.9e12);
+  const std::string fitted =
+      concat(measured, ": fitted to steps of gpt2-1558m, micro-batches 8, 16 and 32");
+  p.power = {.limit = {691.0, concat(measured, ": power in hot steps; the limit is 700")},
+             .idle = {132.0, measured},
+             .per_flop = {0.890e-12, fitted},
+             .per_byte = {0.123e-9, fitted}};
   return p;
 }
 
@@ -142,7 +186,7 @@ HardwareProfile with_fp16(HardwareProfile p) {
 }  // namespace
 
 std::vector<HardwareProfile> all_builtin_profiles() {
-  return {with_fp16(hopper("h100-sxm", 80e9, 3.35e12)), with_fp16(h200()), with_fp16(ampere())};
+  return {with_fp16(h100()), with_fp16(h200()), with_fp16(ampere())};
 }
 
 std::vector<std::string> builtin_profiles() {

@@ -51,6 +51,15 @@ constexpr std::pair<const char*, LinkProfile HardwareProfile::*> kLinks[] = {
     {"node", &HardwareProfile::node},
     {"network", &HardwareProfile::network}};
 
+struct PowerField {
+  const char* key;
+  Quantity PowerProfile::*member;
+};
+constexpr PowerField kOfPower[] = {{"limit", &PowerProfile::limit},
+                                   {"idle", &PowerProfile::idle},
+                                   {"per_flop", &PowerProfile::per_flop},
+                                   {"per_byte", &PowerProfile::per_byte}};
+
 constexpr std::pair<const char*, double MeasurementNoise::*> kShares[] = {
     {"others", &MeasurementNoise::others},
     {"stolen", &MeasurementNoise::stolen},
@@ -94,6 +103,18 @@ Quantity quantity_of(const Json& json, const std::string& place, bool may_be_zer
 
 Json json_of(const Quantity& quantity) {
   return {{"value", quantity.value}, {"source", quantity.source}};
+}
+
+PowerProfile power_of(const Json& json, const std::string& place) {
+  ObjectReader object(json, place);
+  PowerProfile power;
+  for (const auto& [key, member] : kOfPower) {
+    power.*member = quantity_of(object.take(key), object.place_of(key), false);
+  }
+  object.finish();
+  require(power.idle.value < power.limit.value, ErrorCode::kConfig, place, ": 'idle' (",
+          power.idle.value, " W) must be below 'limit' (", power.limit.value, " W)");
+  return power;
 }
 
 /// Each element of a list that has at least one.
@@ -194,6 +215,9 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
   }
   if (object.has("noise")) {
     profile.noise = noise_of(object.take("noise"), object.place_of("noise"));
+  }
+  if (object.has("power")) {
+    profile.power = power_of(object.take("power"), object.place_of("power"));
   }
   if (object.has("steps")) {
     for_each_in(object.take("steps"), object.place_of("steps"), [&](const Json& item) {
@@ -370,6 +394,11 @@ std::string to_text(const HardwareProfile& profile) {
     }
   }
   if (profile.noise) json["noise"] = json_of(*profile.noise);
+  if (profile.power) {
+    for (const auto& [key, member] : kOfPower) {
+      json["power"][key] = json_of(*profile.power.*member);
+    }
+  }
   for (const StepTimes& steps : profile.steps) json["steps"].push_back(json_of(steps));
   for (const Residual& one : profile.residuals) json["residuals"].push_back(json_of(one));
   return in_lines(json, 0) + "\n";

@@ -45,8 +45,10 @@ bool reaches_disk(const Schedule& schedule, const Action& action) {
 /// The cost of each action if nothing disturbs it, and what they rest on.
 struct Costs {
   std::vector<double> seconds;
+  std::vector<double> kernel_seconds;  ///< those of them that a lower clock stretches
   PredictedSeconds kernels;
   double between = 0.0;  ///< two steps
+  double flops = 0.0, bytes = 0.0;
 };
 
 Costs costs_of(const Program& program, const ModelLayout& layout, const Model& model,
@@ -60,6 +62,7 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   if (options.steps_in_flight == 1) costs.between = times.between();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
+    costs.kernel_seconds.push_back(0.0);
     double seconds = is_handed_over(schedule, action)
                          ? (times.has_steps() ? times.handover() : profile.handover.value)
                          : times.gap();
@@ -90,12 +93,13 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       PredictedSeconds predicted;
       for (const KernelCall& call : kernels[i]) {
         predicted += times.of(call, action.operation->name);
+        costs.flops += call.flops;
+        costs.bytes += call.bytes;
         if (action.operation->is_pass) seconds += times.beside();
       }
       costs.kernels += predicted;
+      costs.kernel_seconds.back() = predicted.total();
       seconds += predicted.total();
-      costs.seconds.push_back(seconds);
-      continue;
     }
     costs.seconds.push_back(seconds);
   }
@@ -115,6 +119,31 @@ void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meet
   }
   step.half_width = kAssumed[static_cast<std::size_t>(most)];
   step.assumes_half_width = true;
+}
+
+/// Of the kernels of a step, beside idling.
+double joules_of(const Costs& costs, const PowerProfile& power) {
+  return power.per_flop.value * costs.flops + power.per_byte.value * costs.bytes;
+}
+
+/// How often kernels are made slower: what runs beside them hides a part of it each time.
+constexpr int kThrottlings = 6;
+
+/// Makes the kernels of ranks whose step would take more than the limit of power slower, each by a
+/// factor of its own; false: the power suffices.
+bool throttle(std::vector<double>& slower, const std::vector<Costs>& costs, double step_seconds,
+              const HardwareProfile& profile) {
+  if (!profile.power) return false;
+  const PowerProfile& power = *profile.power;
+  bool changed = false;
+  for (std::size_t rank = 0; rank < costs.size(); ++rank) {
+    const double kernels = costs[rank].kernels.total();
+    const double least = joules_of(costs[rank], power) / (power.limit.value - power.idle.value);
+    if (kernels <= 0.0 || least <= 1.0005 * step_seconds) continue;
+    slower[rank] += (least - step_seconds) / kernels;
+    changed = true;
+  }
+  return changed;
 }
 
 /// Cores that a rank has, if ranks share them; else 0.
@@ -214,31 +243,48 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                             const ExecutorOptions& options, const Cluster& cluster) {
   std::vector<std::vector<Program>> steps_alone;
   std::vector<Costs> costs;
+  std::vector<double> slower(ranks.size(), 1.0);
   std::vector<ExecutorOptions> timed;
   for (const std::vector<Program>& programs : ranks) {
     steps_alone.push_back({programs.front()});
     costs.push_back(costs_of(programs.front(), layout, model, options, cluster));
     ExecutorOptions own = options;
-    own.cost = [&costs, rank = costs.size() - 1](const Schedule& schedule, const Action& action) {
-      return costs[rank].seconds[static_cast<std::size_t>(&action - schedule.actions.data())];
+    own.cost = [&costs, &slower, rank = costs.size() - 1](const Schedule& schedule,
+                                                          const Action& action) {
+      const auto i = static_cast<std::size_t>(&action - schedule.actions.data());
+      return costs[rank].seconds[i] + (slower[rank] - 1.0) * costs[rank].kernel_seconds[i];
     };
     own.speeds = speeds_of(*programs.front().schedule, cluster, options.threads);
     timed.push_back(std::move(own));
   }
-  std::vector<Simulation> simulated =
-      simulate(steps_alone, layout, model, state_options(*ranks.front().front().schedule), timed);
-  // By step: where it ends. A step alone begins at 0.
-  std::map<std::int64_t, double> ends;
-  for (const Simulation& rank : simulated) {
-    for (const ActionSpan& span : rank.spans) {
-      ends[span.step] = std::max(ends[span.step], span.end);
-    }
-  }
+  std::vector<Simulation> simulated;
+  std::map<std::int64_t, double> ends;  // by step; a step alone begins at 0
   SimulatedStep step;
+  const auto run = [&] {
+    simulated =
+        simulate(steps_alone, layout, model, state_options(*ranks.front().front().schedule), timed);
+    ends.clear();
+    for (const Simulation& rank : simulated) {
+      for (const ActionSpan& span : rank.spans) {
+        ends[span.step] = std::max(ends[span.step], span.end);
+      }
+    }
+    const auto last = std::prev(ends.end());
+    step.seconds = last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second) +
+                   costs.front().between;
+  };
+  run();
+  for (int i = 0; i < kThrottlings && throttle(slower, costs, step.seconds, cluster.profile); ++i) {
+    run();
+  }
   const auto last = std::prev(ends.end());
-  step.seconds =
-      last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second) + costs.front().between;
   step.kernels = costs.front().kernels;
+  step.flops = costs.front().flops;
+  step.bytes = costs.front().bytes;
+  step.throttled = std::ranges::max(slower);
+  if (const auto& power = cluster.profile.power) {
+    step.joules = power->idle.value * step.seconds + joules_of(costs.front(), *power);
+  }
   const Schedule& of_first = *ranks.front().front().schedule;
   set_interval(step, cluster.profile, of_first.mesh.world_size() > 1);
   const auto steps = static_cast<double>(ends.size());

@@ -62,6 +62,15 @@ struct LinkProfile {
   const CollectiveTimes* find(std::string_view collective, int ranks) const;
 };
 
+/// The limit of power, at which a GPU lowers its clock. A step needs at least (joules of its work
+/// beside idling) / (limit - idle) seconds.
+struct PowerProfile {
+  Quantity limit;     ///< watts over many steps
+  Quantity idle;      ///< watts of a GPU that has a context and computes nothing
+  Quantity per_flop;  ///< joules of a FLOP of GEMMs and attention, at the limit, beside idling
+  Quantity per_byte;  ///< joules of a byte that a kernel must read or write, in the same way
+};
+
 /// How long the kernels of a model took inside steps of ranks that ran alone, each with `threads`;
 /// time_steps() takes them.
 struct StepTimes {
@@ -136,6 +145,7 @@ struct HardwareProfile {
   Quantity under_gather, under_reduce;
   /// The noise of a profile that was measured in one go; others have none.
   std::optional<MeasurementNoise> noise{};
+  std::optional<PowerProfile> power{};
   std::vector<StepTimes> steps{};
   std::vector<Residual> residuals{};
 

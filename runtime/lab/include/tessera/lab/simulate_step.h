@@ -41,7 +41,13 @@ struct SimulatedStep {
   // These are by pipeline rank. A meeting begins when the last of its ranks has come.
   std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
   std::vector<StageTime> stages{};
-  PredictedSeconds kernels{};  ///< of the first pipeline rank
+  PredictedSeconds kernels{};  ///< of the first pipeline rank, at any clock
+  /// What the kernels of a step of the first pipeline rank work on.
+  double flops = 0.0, bytes = 0.0;
+  /// By how much kernels take longer than alone, on the pipeline rank where that is most, since
+  /// the limit of power holds the clock down; 1: they do not, or the profile has no limit.
+  double throttled = 1.0;
+  double joules = 0.0;  ///< of a step of the first pipeline rank; 0: the profile does not know it
   /// The measured step is expected within seconds * (1 -+ half_width), nine times of ten; 0: the
   /// profile's rates are limits, which say nothing of it.
   double half_width = 0.0;
@@ -55,9 +61,9 @@ struct SimulatedStep {
 /// Runs the executor on the sim device; what each action costs follows from its kernels' FLOPs and
 /// bytes, or from what it sends, and from the profile. Work of the compute lane is slower by the
 /// profile's factors for as long as collectives run beside it; where ranks share cores, lanes that
-/// want more threads at once than a rank's share of the cores are all slower by the ratio. Rank 0
-/// stands for all: they do the same work, so that the result takes no more time or memory with more
-/// ranks.
+/// want more threads at once than a rank's share of the cores are all slower by the ratio. Where
+/// the profile has a limit of power, kernels are slower until the step takes no more. Rank 0 stands
+/// for all: they do the same work, so that the result takes no more time or memory with more ranks.
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
 /// Runs pipeline ranks side by side, each by its first program: one rank of each stands for
