@@ -77,8 +77,8 @@ KernelRates& rates_of(HardwareProfile& profile, std::string_view kernel) {
   });
 }
 
-/// What Tessera's kernels were measured to do on one GPU, each alone: GEMMs of gpt2-1558m with a
-/// micro-batch of 16, as cuBLASLt's heuristic runs them, epilogues included (smaller ones stay as
+/// Sets the rates of kernels that Tessera measured on one GPU, each alone: GEMMs of gpt2-1558m with
+/// a micro-batch of 16, as cuBLASLt's heuristic runs them, epilogues included (smaller ones stay as
 /// they are), attention in FLOP/s, kernels bound by memory in bytes/s.
 void set_measured(HardwareProfile& p, const std::string& where,
                   const std::vector<KernelRates::Point>& products, double attention_forward,

@@ -121,7 +121,7 @@ void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meet
   step.assumes_half_width = true;
 }
 
-/// Of the kernels of a step, beside idling.
+/// The joules of a step's kernels, beside idling.
 double joules_of(const Costs& costs, const PowerProfile& power) {
   return power.per_flop.value * costs.flops + power.per_byte.value * costs.bytes;
 }

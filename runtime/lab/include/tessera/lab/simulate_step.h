@@ -42,7 +42,7 @@ struct SimulatedStep {
   std::vector<std::vector<ActionSpan>> spans{};  ///< of the last step
   std::vector<StageTime> stages{};
   PredictedSeconds kernels{};  ///< of the first pipeline rank, at any clock
-  /// What the kernels of a step of the first pipeline rank work on.
+  /// The work of the kernels of a step of the first pipeline rank.
   double flops = 0.0, bytes = 0.0;
   /// By how much kernels take longer than alone, on the pipeline rank where that is most, since
   /// the limit of power holds the clock down; 1: they do not, or the profile has no limit.
