@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,15 @@ class GpuBench {
                         .launches = launches});
   }
   const std::vector<Measurement>& results() const { return results_; }
+
+  /// Nothing for `seconds`, behind all that was launched.
+  Sustained rest(double seconds) {
+    stream_->synchronize();
+    Sustained result{.seconds = seconds, .begin = since_1970()};
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    result.end = since_1970();
+    return result;
+  }
 
   /// Launches of the same for about `seconds`, after one that is not timed.
   template <typename Launch>

@@ -100,8 +100,8 @@ void write(const nlohmann::ordered_json& rows, const std::string& path) {
 }
 
 /// Measures the rates that the GPU sustains when clocks have settled under load: a matmul as large
-/// as any of a step, of random numbers, since those of constants draw less power; a copy; and
-/// copies of 256 MiB to and from pinned memory of the host. `begin` and `end` are seconds since
+/// as any of a step, of random numbers and of zeros, which draw less power; a copy; copies of 256
+/// MiB to and from pinned memory of the host; and nothing. `begin` and `end` are seconds since
 /// 1970, for whoever samples clocks and power in the meantime.
 void measure_sustained(double seconds, const std::string& json_path) {
   GpuBench bench(kSizes);
@@ -114,6 +114,10 @@ void measure_sustained(double seconds, const std::string& json_path) {
   const Sustained products = bench.sustain(seconds, [&] {
     lab.kernels().gemm({.a = a, .b = b, .c = c, .transpose_b = true}, bench.stream());
   });
+  const Tensor zeros = lab.constant(square, DType::kBFloat16, 0.0F);
+  const Sustained of_zeros = bench.sustain(seconds, [&] {
+    lab.kernels().gemm({.a = zeros, .b = zeros, .c = c, .transpose_b = true}, bench.stream());
+  });
   const PreparedKernel copying = copy(lab);
   const Sustained copies = bench.sustain(seconds, [&] { copying.call(bench.stream()); });
   constexpr std::int64_t kHostBytes = std::int64_t{256} << 20;
@@ -125,6 +129,7 @@ void measure_sustained(double seconds, const std::string& json_path) {
       seconds, [&] { bench.stream().copy(on_host.data(), device_bytes, kHostBytes); });
   const Sustained to_device = bench.sustain(
       seconds, [&] { bench.stream().copy(device_bytes, on_host.data(), kHostBytes); });
+  const Sustained idle = bench.rest(seconds);
   const auto row = [](const char* name, const char* rate, double each, const Sustained& s) {
     const double per_second = each * s.launches / s.seconds;
     std::printf("%s for %.1f s: %.4g %s\n", name, s.seconds, per_second, rate);
@@ -136,9 +141,12 @@ void measure_sustained(double seconds, const std::string& json_path) {
   };
   auto rows = nlohmann::ordered_json::array();
   rows.push_back(row("matmul", "flops_per_second", flops, products));
+  rows.push_back(row("matmul of zeros", "flops_per_second", flops, of_zeros));
   rows.push_back(row("copy", "bytes_per_second", copying.bytes, copies));
   rows.push_back(row("copy to host", "bytes_per_second", kHostBytes, to_host));
   rows.push_back(row("copy from host", "bytes_per_second", kHostBytes, to_device));
+  rows.push_back(
+      {{"name", "idle"}, {"seconds", idle.seconds}, {"begin", idle.begin}, {"end", idle.end}});
   write(rows, json_path);
 }
 

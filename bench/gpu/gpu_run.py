@@ -12,7 +12,7 @@ import time
 
 PEAK = 989e12  # dense bf16 of an H100 or H200 SXM, by its data sheet
 # A GPU heats for seconds until its limit of power holds its clock down: the last half of a run counts.
-STEPS, COUNTED_STEPS = 40, 20
+STEPS = 40
 
 
 class NotMeasured(Exception):

@@ -39,8 +39,8 @@ from sources import REPOSITORY, revision, sources_sha256
 
 SASS = os.path.join(REPOSITORY, "kernels", "src", "cuda", "expected_sass.json")
 LOG_CHARACTERS = 200_000  # of a step, in logs.txt
-TABLES = ["graph_equals_eager", "speed_1558m", "profile", "gemm_table", "speed_with_table", "kernel_speed",
-          "attention_speed", "torch", "llm_c", "sharding_overhead", "predicted_steps", "families", "fine_tune", "offload",
+TABLES = ["graph_equals_eager", "power", "speed_1558m", "profile", "gemm_table", "speed_with_table", "kernel_speed",
+          "attention_speed", "peers", "sharding_overhead", "predicted_steps", "families", "fine_tune", "peft", "offload",
           "speed_sizes"]
 
 
@@ -191,7 +191,7 @@ def write_report(args):
     shares = predict.bandwidth_shares(read(SASS, {}), known_gpu(gpu))
     figures = goals.Goals(known_gpu(gpu), shares)
     figures.by_steps(measured)
-    figures.by_rates(measured.get("speed_1558m.json", {}).get("sustained", {}))
+    figures.by_rates(measured.get("power.json", {}).get("sustained", {}))
     figures.by_sharding(measured.get("sharding.json", {}))
     figures.by_offload(measured.get("offload.json", {}))
     figures.by_kernels(measured.get("kernels.json", []))

@@ -181,12 +181,15 @@ speed() { # JSON ARGS…: of train_speed.py
   python3 -u bench/gpu/train_speed.py --program "$program" --step-kernels "$build/bin/step_kernels" \
     --tokens "$tokens" --json "$measured/$json" --seconds $((seconds - 5)) "$@"
 }
+step_power() { # of products of random numbers and of zeros, of copies, of nothing
+  speed power.json --bench "$build/bin/gpu_kernels_bench"
+}
 step_speed_1558m() {
   local batch runs=''
   for batch in 16 8 32; do # 16 is what others are compared with
     runs+=",gpt2-1558m:$batch,gpt2-1558m:$batch:any-order"
   done
-  speed speed_1558m.json --bench "$build/bin/gpu_kernels_bench" --runs "${runs#,}"
+  speed speed_1558m.json --runs "${runs#,}"
 }
 step_profile() { # of a step like gpt2-1558m's with two blocks
   command -v ncu >/dev/null || { echo "ncu, Nsight Compute, is not there" && return 77; }
@@ -257,14 +260,35 @@ step_attention_speed() {
   python3 bench/gpu/compare_attention.py --bench "$build/bin/gpu_kernels_bench" \
     --json "$measured/attention.json" "${no_torch[@]}"
 }
-step_torch() {
-  has_torch || { echo "python3 has no PyTorch that sees the GPU" && return 77; }
-  python3 -u bench/gpu/torch_speed.py --json "$measured/torch.json" --seconds $((seconds - 5))
+# In turns with whoever is there.
+step_peers() {
+  local peers=()
+  has_torch || {
+    echo "python3 has no PyTorch that sees the GPU"
+    peers=(--no-torch)
+  }
+  if [[ -d $build/deps/llm.c ]]; then
+    peers+=(--llm.c "$build/deps/llm.c")
+  else
+    echo "llm.c's sources were not carried (carry.sh --llm.c)"
+  fi
+  [[ ${peers[*]} != --no-torch ]] || { echo "neither PyTorch nor llm.c's sources are there" && return 77; }
+  python3 -u bench/gpu/peers_in_turns.py --program "$program" --tokens "$tokens" --json "$measured/peers.json" \
+    --seconds $((seconds - 5)) "${peers[@]}"
 }
-step_llm_c() {
-  [[ -d $build/deps/llm.c ]] || { echo "llm.c's sources were not carried (carry.sh --llm.c)" && return 77; }
-  python3 -u bench/gpu/llm_c_speed.py --source "$build/deps/llm.c" --json "$measured/llm_c.json" \
-    --seconds $((seconds - 5))
+
+# LoRA in peft, beside fine_tune's of the same model, batch and rank.
+step_peft() {
+  if ! has_torch || ! python3 -c 'import peft, transformers' 2>/dev/null; then
+    echo "python3 has no peft, or no PyTorch that sees the GPU" && return 77
+  fi
+  python3 bench/peers/torch_step.py --model llama3.2-1b --lora 16 --precision bf16 --micro-batch 8 \
+    --sequence-length 1024 --device cuda --rounds 20 >"$measured/peft.json" &&
+    python3 - "$measured/peft.json" <<'PYTHON'
+import json, statistics, sys
+seconds = statistics.median(json.load(open(sys.argv[1]))["step_seconds"])
+print(f"| llama3.2-1b:8, LoRA in peft | {1e3 * seconds:.1f} ms |")
+PYTHON
 }
 
 # sanitize TOOL [EXCEPT]: our kernels, by tests of sizes that do, of every suite that launches one

@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
-"""Training steps of GPT-2 in PyTorch on one GPU, timed: the peer of train_speed.py.
+"""Training steps of GPT-2 in PyTorch on one GPU, timed: a peer of peers_in_turns.py.
 
-    torch_speed.py --json OUT [--sizes gpt2-1558m:16,gpt2-124m:16] [--seconds 200] [--limit 90]
-        [--device cuda] [--no-compile] [--sequence-length 1024]
+    torch_speed.py MODEL:MICRO-BATCH [--device cuda] [--no-compile] [--sequence-length 1024]
 
-A size is MODEL:MICRO-BATCH, the most important first; each runs in a process of its own, which is
-ended when it has compiled and measured for --limit seconds. bf16 compute over fp32 master weights
-(autocast), torch.compile of each block and of the loss, fused attention, fused AdamW, the vocabulary
-padded to a multiple of 128 as practice has it. The JSON file is rewritten after each size. Exits with
-1 if one was not measured.
+bf16 compute over fp32 master weights (autocast), torch.compile of each block and of the loss, fused
+attention, fused AdamW, the vocabulary padded to a multiple of 128 as practice has it. Prints one JSON
+object as its last line.
 """
 
 import argparse
@@ -18,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from gpu_run import COUNTED_STEPS, STEPS, Samples, write_json
+from gpu_run import NotMeasured, Samples, steps_of
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "peers"))
 import torch_step  # noqa: E402
@@ -47,10 +44,10 @@ def measure(args, model_name, micro_batch):
         if args.device == "cuda":
             torch.cuda.synchronize()
 
-    times = []
+    times, steps = [], steps_of(model_name)
     with torch.device(args.device), Samples() as samples:
-        for i in range(STEPS):
-            if i == STEPS - COUNTED_STEPS:
+        for i in range(steps):
+            if i == steps // 2:
                 counted = time.time()
             synchronize()
             begin = time.perf_counter()
@@ -62,56 +59,36 @@ def measure(args, model_name, micro_batch):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             synchronize()
-            if i >= STEPS - COUNTED_STEPS:
+            if i >= steps // 2:
                 times.append(time.perf_counter() - begin)
-        joules = samples.joules(counted, time.time())
+        end = time.time()
+        joules, gpu = samples.joules(counted, end), samples.between(counted, end)
     peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else 0
-    return {"model": model_name, "micro_batch": micro_batch, "torch": torch.__version__,
-            "step_seconds": times, "seconds": sorted(times)[len(times) // 2], "peak_bytes": peak,
-            "joules": joules and joules / len(times)}
+    return {"torch": torch.__version__, "step_seconds": times, "seconds": sorted(times)[len(times) // 2],
+            "peak_bytes": peak, "joules": joules and joules / len(times), "gpu": gpu}
 
 
-def measure_apart(size, limit):
-    """In a process of its own; None if it did not come to an end, which is said."""
-    command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--one", size]
+def measure_apart(model, micro_batch, limit):
+    """In a process of its own, as the JSON object that it prints."""
+    command = [sys.executable, os.path.abspath(__file__), f"{model}:{micro_batch}"]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        print(f"not measured: {size}: no end within {limit:.0f} s", flush=True)
-        return None
+    except subprocess.TimeoutExpired as error:
+        raise NotMeasured(f"no end within {limit:.0f} s") from error
     if done.returncode != 0:
-        print(f"not measured: {size}: exit code {done.returncode}, see above", flush=True)
-        return None
+        raise NotMeasured(f"exit code {done.returncode}, see above")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", required=True)
-    parser.add_argument("--sizes", default="gpt2-1558m:16,gpt2-124m:16")
-    parser.add_argument("--seconds", type=float, default=200)
-    parser.add_argument("--limit", type=float, default=90)
+    parser.add_argument("size", metavar="MODEL:MICRO-BATCH")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--sequence-length", type=int, default=1024)
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        model, micro_batch = args.one.split(":")
-        return print(json.dumps(measure(args, model, int(micro_batch))))
-
-    begin, rows, missing = time.monotonic(), [], False
-    for size in args.sizes.split(","):
-        left = args.seconds - (time.monotonic() - begin)
-        row = measure_apart(size, min(left, args.limit)) if left > 5 else None
-        missing = missing or row is None
-        if row:
-            rows.append(row)
-            write_json(args.json, rows)
-    print("\n| PyTorch | batch | ms |\n|---|---|---|")
-    for row in rows:
-        print(f"| {row['model']} | {row['micro_batch']} | {row['seconds'] * 1e3:.1f} |")
-    sys.exit(missing)
+    model, micro_batch = args.size.split(":")
+    print(json.dumps(measure(args, model, int(micro_batch))))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
         [--offload llama3.2-3b:4,llama3.1-8b:2] [--fine-tune]
 
 A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false, the most important
-first. Sequences of 1024, bf16, AdamW. With --bench, matrix products and copies that last 2 s are
-measured first. With --sharding, last, full_shard against no_shard with one rank; with --offload, the
+first. Sequences of 1024, bf16, AdamW. With --bench, what lasts 3 s is measured first: matrix products of random
+numbers and of zeros, copies, and an idle GPU; from joules follow those of a FLOP and of a byte. With --sharding, last, full_shard against no_shard with one rank; with --offload, the
 optimizer's state in the host's memory against a step whose state is on the GPU, where that fits, all
 blocks recomputed. With --fine-tune, Llama models whole, with LoRA over bf16 and nf4, and on packed
 samples. The JSON file is rewritten after each measurement. Exits with 1 if something was not measured,
@@ -30,16 +30,23 @@ NO_MEMORY = ("memory", "that the GPUs have free")
 
 
 def sustained(bench):
-    """Rates of 2 s each, and what the GPU did in the meantime."""
+    """Rates of 3 s each, and what the GPU did in the meantime."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file, Samples() as samples:
         try:
-            subprocess.run([bench, "--sustained", "2", "--json", file.name], check=True,
+            subprocess.run([bench, "--sustained", "3", "--json", file.name], check=True,
                            stdout=subprocess.DEVNULL)
         except subprocess.CalledProcessError as error:
             raise NotMeasured(f"gpu_kernels_bench --sustained: {error}") from error
         rates = {row["name"]: row for row in json.load(file)}
     for row in rates.values():
         row["gpu"] = samples.between(row["begin"], row["end"])
+        joules = samples.joules(row["begin"], row["end"])
+        row["watts"] = joules and joules / (row["end"] - row["begin"])
+    idle = rates.get("idle", {}).get("watts")
+    for name, rate in (("matmul", "flops_per_second"), ("copy", "bytes_per_second")):
+        row = rates.get(name, {})
+        if idle and row.get("watts"):
+            row["joules_each"] = (row["watts"] - idle) / row[rate]  # of a FLOP, of a byte
     return rates
 
 
@@ -82,12 +89,10 @@ class Runs:
             self.flops[model] = flops_per_token(self.args.step_kernels, model)
         tokens_per_second = row["tokens"] / row["seconds"]
         flops = self.flops[model] * tokens_per_second
-        products = self.results["sustained"].get("matmul", {}).get("flops_per_second")
         self.results["runs"].append(
             {"model": model, "micro_batch": micro_batch,
              "attention": "any order" if any_order else "default", **row,
-             "tokens_per_second": tokens_per_second, "mfu_of_989": flops / PEAK,
-             "of_sustained_matmul": flops / products if products else None})
+             "tokens_per_second": tokens_per_second, "mfu_of_989": flops / PEAK})
 
     def sharding(self, model, micro_batch):
         costs = {}
@@ -136,16 +141,11 @@ class Runs:
     def print_table(self):
         for name, row in self.results["sustained"].items():
             rate = (f"{row['flops_per_second'] * 1e-12:.0f} TFLOP/s" if "flops_per_second" in row
-                    else f"{row['bytes_per_second'] * 1e-9:.0f} GB/s")
-            print(f"sustained {name}: {rate}{state(row['gpu'])}")
-        print("\n| model | batch | attention | ms | tokens/s | MFU of 989 T | of sustained matmul | "
-              "mJ per token | GPU |\n|---|---|---|---|---|---|---|---|---|")
-        for row in self.results["runs"]:
-            of_products = row["of_sustained_matmul"]
-            print(f"| {row['model']} | {row['micro_batch']} | {row['attention']} | "
-                  f"{row['seconds'] * 1e3:.1f} | {row['tokens_per_second']:,.0f} | "
-                  f"{row['mfu_of_989']:.1%} | {'-' if of_products is None else f'{of_products:.1%}'} | "
-                  f"{millijoules(row)} |{state(row['gpu']).replace(',', '', 1)} |")
+                    else f"{row['bytes_per_second'] * 1e-9:.0f} GB/s" if "bytes_per_second" in row else "no work")
+            energy = f", {row['joules_each'] * 1e12:.2f} pJ each" if row.get("joules_each") else ""
+            print(f"sustained {name}: {rate}{energy}{state(row['gpu'])}")
+        if self.results["runs"]:
+            self.print_runs()
         for row in self.results["fine_tune"]:
             print(f"\n{row['model']}, micro-batch {row['micro_batch']} of {row['sequence_length']}, {row['what']}: "
                   f"{row['seconds'] * 1e3:.1f} ms, {millijoules(row)} mJ per token, peak "
@@ -159,6 +159,14 @@ class Runs:
                   f"{row['seconds'] * 1e3:.1f} ms{without}; copies take {shares or 'unknown shares'}")
         if "full_shard_over_no_shard" in self.results:
             print(f"\nfull_shard / no_shard, one rank: {self.results['full_shard_over_no_shard']:.3f}")
+
+    def print_runs(self):
+        print("\n| model | batch | attention | ms | tokens/s | MFU of 989 T | mJ per token | GPU |\n"
+              "|---|---|---|---|---|---|---|---|")
+        for row in self.results["runs"]:
+            print(f"| {row['model']} | {row['micro_batch']} | {row['attention']} | "
+                  f"{row['seconds'] * 1e3:.1f} | {row['tokens_per_second']:,.0f} | "
+                  f"{row['mfu_of_989']:.1%} | {millijoules(row)} |{state(row['gpu']).replace(',', '', 1)} |")
 
 
 def millijoules(row):

@@ -2,13 +2,17 @@
 # Proves Tessera's CUDA backend on a machine with a GPU, without a network: tests it, measures it, and
 # prints each figure beside its prediction and its goal. What finds most in the least time comes first.
 #
-#   bench/gpu/verify.sh --out DIR [--deps FILE] [--seconds N] [--only STEP,STEP...] [--fresh]
+#   bench/gpu/verify.sh --out DIR [--deps FILE] [--call first|second] [--seconds N] [--only STEP,STEP...]
+#                       [--fresh]
 #
 #   --out      results, rewritten after each step: verify.md and verify.json (steps; figures, predictions,
 #              goals), measured.json, tests.xml, logs.txt
 #   --deps     the file that carry.sh wrote: its programs are run if they are of these sources, else
 #              programs are built with its packages. Not needed where the packages are installed
-#   --seconds  for everything (570): a step is begun if half of its limit is left
+#   --call     what decides most in the fewest minutes: `first`, of 560 s, measures power, GEMMs, steps in
+#              turns with peers, and kernels; `second`, of 180 s, tests families, kernels for races and
+#              fine-tuning. What does not fit is reported as not run, and a later call does it
+#   --seconds  for everything (570, or the call's): a step is begun if half of its limit is left
 #   --only     these steps (below), even if they are done
 #   --fresh    forgets what --out has
 #
@@ -38,12 +42,12 @@ readonly steps='
   ranks_near_cpu         120 together
   nccl_2_processes        20
   train_over_nccl_2       40
+  power                   40
   speed_1558m            120
   gemm_table              60
   speed_with_table        60
   kernel_speed            20
-  torch                  120
-  llm_c                   90
+  peers                  300
   nccl_4_processes        20
   train_over_nccl_4       60
   sharding_overhead       20
@@ -52,9 +56,16 @@ readonly steps='
   attention_speed         60
   families               170
   fine_tune               90
+  peft                    60
   offload                120
   predicted_steps        150
 '
+# By call: its steps, what decides most first.
+readonly -A calls=(
+  [first]='environment power gemm_table speed_1558m speed_with_table peers kernel_speed attention_speed profile'
+  [second]='families racecheck fine_tune peft offload predicted_steps'
+)
+readonly -A call_seconds=([first]=560 [second]=180)
 self=$(realpath "${BASH_SOURCE[0]}")
 readonly self command="$0 $*"
 cd "$(dirname "$self")/../.." || exit 1
@@ -68,7 +79,7 @@ limit_of() { # STEP
   awk -v name="$1" '$1 == name { print $2 }' <<<"$steps"
 }
 
-deps='' out='' only='' begin=continue seconds=570
+deps='' out='' only='' call='' begin=continue seconds=''
 while (($#)); do
   [[ $1 == --fresh ]] && begin=fresh && shift && continue
   [[ -n ${2-} ]] || usage "$1 needs a value, or is none of the options"
@@ -78,6 +89,10 @@ while (($#)); do
     --seconds)
       [[ $2 =~ ^[0-9]+$ ]] || usage "--seconds takes a number, not '$2'"
       seconds=$2
+      ;;
+    --call)
+      call=$2
+      [[ -n ${calls[$call]-} ]] || usage "--call is first or second, not '$call'"
       ;;
     --only)
       only=$2
@@ -90,10 +105,12 @@ while (($#)); do
   shift 2
 done
 [[ -n $out ]] || usage "--out is missing"
+[[ -z $only || -z $call ]] || usage "--only and --call both say which steps; leave one out"
+seconds=${seconds:-${call_seconds[${call:-none}]-570}}
 for tool in python3 timeout tar; do
   command -v $tool >/dev/null || usage "needs $tool, which is not on the PATH"
 done
-readonly deps out only begin seconds
+readonly deps out only call begin seconds
 readonly build=${TESSERA_BUILD_DIR:-$PWD/build-gpu}
 readonly work=$build/verify # $out may take only few files
 
@@ -176,6 +193,11 @@ begin_step() {
   neighbours+=("$1")
   [[ ${2-} == together ]] || run_neighbours
 }
+in_order() { # the rows of the steps that this call may do
+  [[ -n $call ]] || { echo "$steps" && return; }
+  local name
+  for name in ${calls[$call]}; do awk -v name="$name" '$1 == name { print $1, $2 }' <<<"$steps"; done
+}
 again=''
 while read -r name _ how; do
   [[ -n $name && $name != build ]] || continue
@@ -188,7 +210,7 @@ while read -r name _ how; do
   else
     begin_step "$name" "$how"
   fi
-done <<<"$steps"
+done < <(in_order)
 run_neighbours
 for name in $again; do # what failed beside others has the GPU to itself
   run_steps "$name"
