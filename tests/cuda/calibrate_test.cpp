@@ -22,7 +22,9 @@ using nlohmann::json;
 using test::ProgramResult;
 using test::read_file;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Calibrate : public test::ProgramTest {
  protected:
@@ -163,6 +165,39 @@ TEST(CalibratedRun, LooksForNoAlgorithms) {
       EXPECT_EQ(trainer.train().parameters_sha256, first.parameters_sha256);
     }
   }
+}
+
+// Algorithms add in different orders: the run's record names the table, and so does a resume.
+TEST(CalibratedRun, IsRecordedWithItsTable) {
+  const Model model =
+      make_gpt({.vocab_size = 32, .context_length = 8, .layers = 1, .heads = 2, .width = 16});
+  const test::CountingTokens data;
+  const test::TemporaryFolder folder;
+  const auto device = make_cuda_device();
+  TrainerOptions options = test::cuda_options("full_shard", 1);
+  options.checkpoints.folder = folder.path("checkpoints");
+  options.steps = 2;
+  const auto notes_with = [&](const std::string& table) {
+    options.gemm_table = table;
+    const Trainer trainer(model, data, options);
+    std::string notes;
+    for (const std::string& note : trainer.plan().notes) notes += note + "\n";
+    trainer.train();
+    return notes;
+  };
+  GemmTable table{.machine = gemm_machine(*device)};
+  EXPECT_THAT(notes_with(folder.write("a.json", to_text(table))), HasSubstr("says (hash "));
+  options.checkpoints.resume = "latest";
+  options.steps = 3;
+  EXPECT_THAT(notes_with(folder.write("moved.json", to_text(table))),
+              Not(HasSubstr("gemm_table was")));
+  GemmCalibration calibration(*device);
+  calibration.time(record_gemms(make_training_plan({model, data}, options)).front(), table);
+  options.steps = 4;
+  EXPECT_THAT(notes_with(folder.write("other.json", to_text(table))),
+              ContainsRegex("since the checkpoint: .*gemm_table was hash [0-9a-f]+ and is hash "));
+  options.steps = 5;
+  EXPECT_THAT(notes_with(""), ContainsRegex("gemm_table was hash [0-9a-f]+ and is not there"));
 }
 
 // Kernels that the host launches one by one are timed by events, and the step as a graph.

@@ -1,5 +1,6 @@
 #include "plan_here.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -88,6 +89,11 @@ TrainingPlan plan_here(const RunInputs& inputs, const TrainerOptions& options) {
     if (!here.gemm_table.empty()) {
       if (here.device == DeviceChoice::kCuda) {
         made.gemm_table = std::make_shared<GemmTable>(read_gemm_table(here.gemm_table));
+        const std::vector<NamedText> identity = identity_of_options(here);
+        made.notes.push_back(
+            concat("GEMMs run as the table '", here.gemm_table, "' says (",
+                   std::ranges::find(identity, "gemm_table", &NamedText::name)->value,
+                   "); another table, or none, gives other bits"));
       } else {
         made.notes.emplace_back("`gemm_table` has no effect on the CPU");
       }

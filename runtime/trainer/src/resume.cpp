@@ -36,17 +36,19 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
 /// The other settings that decide the bits of steps to come, or who computes them.
 std::vector<NamedText> describe_options(const TrainerOptions& options) {
   const std::vector<std::string> names{
-      "ranks",       "strategy",        "replicas",       "micro_batch",
-      "accumulate",  "steps",           "learning_rate",  "minimum_learning_rate",
-      "precision",   "reduce_dtype",    "warmup_steps",   "learning_rate_schedule",
-      "decay_steps", "reduction_order", "loss_scale",     "loss_scale_dialect",
-      "pipeline",    "tied_apart",      "fp8_recipe",     "fp8_format",
-      "fp8_scales",  "fp8_products",    "fp8_bf16_blocks"};
+      "ranks",       "strategy",        "replicas",        "micro_batch",
+      "accumulate",  "steps",           "learning_rate",   "minimum_learning_rate",
+      "precision",   "reduce_dtype",    "warmup_steps",    "learning_rate_schedule",
+      "decay_steps", "reduction_order", "loss_scale",      "loss_scale_dialect",
+      "pipeline",    "tied_apart",      "fp8_recipe",      "fp8_format",
+      "fp8_scales",  "fp8_products",    "fp8_bf16_blocks", "gemm_table"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
-    // Checkpoints without stages do not name them, nor those in other precisions fp8.
+    // Checkpoints without stages or a table of GEMMs do not name them, nor those in other
+    // precisions fp8.
     const bool is_usual = (value.name == "pipeline" && value.value == "1") ||
                           (value.name == "tied_apart" && value.value == "false") ||
+                          (value.name == "gemm_table" && value.value == "none") ||
                           (value.name.starts_with("fp8_") && !options.fp8.enabled);
     if (is_usual) continue;
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
