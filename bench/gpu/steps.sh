@@ -188,6 +188,7 @@ step_speed_1558m() {
   local batch runs=''
   for batch in 16 8 32; do # 16 is what others are compared with
     runs+=",gpt2-1558m:$batch,gpt2-1558m:$batch:any-order"
+    [[ $batch != 16 ]] || runs+=,gpt2-1558m:16:few-blocks,gpt2-1558m:16 # in turns
   done
   speed speed_1558m.json --runs "${runs#,}"
 }

@@ -3,11 +3,11 @@
 
     train_speed.py --program build/bin/tessera --step-kernels build/bin/step_kernels --tokens FILE.bin
         --json OUT [--bench build/bin/gpu_kernels_bench] [--seconds 300] [--gemm-table FILE]
-        [--runs gpt2-1558m:8,gpt2-1558m:8:any-order] [--sharding gpt2-124m:16]
+        [--runs gpt2-1558m:8,gpt2-1558m:8:any-order,gpt2-1558m:8:few-blocks] [--sharding gpt2-124m:16]
         [--offload llama3.2-3b:4,llama3.1-8b:2] [--fine-tune]
 
-A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false, the most important
-first. Sequences of 1024, bf16, AdamW. With --bench, what lasts 3 s is measured first: matrix products of random
+A run is MODEL:MICRO-BATCH, with ":any-order" for --deterministic-attention false or ":few-blocks" for an
+optimizer of 64 thread blocks beside the next forward pass, the most important first. Sequences of 1024, bf16, AdamW. With --bench, what lasts 3 s is measured first: matrix products of random
 numbers and of zeros, copies, and an idle GPU; from joules follow those of a FLOP and of a byte. With --sharding, last, full_shard against no_shard with one rank; with --offload, the
 optimizer's state in the host's memory against a step whose state is on the GPU, where that fits, all
 blocks recomputed. With --fine-tune, Llama models whole, with LoRA over bf16 and nf4, and on packed
@@ -27,6 +27,12 @@ from gpu_run import PEAK, NotMeasured, Samples, flops_per_token, train, write_js
 
 # In the program's words: an allocation that failed, and a plan that is larger than what is free.
 NO_MEMORY = ("memory", "that the GPUs have free")
+
+# By their names in --runs: names in the report, and flags. Attention in any order is cuDNN's, or there is no
+# run; the default says in a note what it is.
+VARIANTS = {"": ("default", []),
+            "any-order": ("any order", ["--attention", "cudnn", "--deterministic-attention", "false"]),
+            "few-blocks": ("default, optimizer of 64 blocks", ["--optimizer-blocks", "64"])}
 
 
 def sustained(bench):
@@ -78,9 +84,8 @@ class Runs:
     def sustained(self):
         self.results["sustained"] = sustained(self.args.bench)
 
-    def run(self, model, micro_batch, any_order):
-        # Attention in any order is cuDNN's, or there is no run; the default says in a note what it is.
-        flags = (["--attention", "cudnn", "--deterministic-attention", "false"] if any_order else [])
+    def run(self, model, micro_batch, variant):
+        name, flags = VARIANTS[variant]
         row = train(self.args.program, self.args.tokens, model, micro_batch, self.flags + flags,
                     self.seconds_left())
         if not row["cuda_graph"]:
@@ -91,7 +96,7 @@ class Runs:
         flops = self.flops[model] * tokens_per_second
         self.results["runs"].append(
             {"model": model, "micro_batch": micro_batch,
-             "attention": "any order" if any_order else "default", **row,
+             "attention": name, **row,
              "tokens_per_second": tokens_per_second, "mfu_of_989": flops / PEAK})
 
     def sharding(self, model, micro_batch):
@@ -190,10 +195,11 @@ def state(gpu):
 
 
 def parse_run(text):
-    model, micro_batch, *rest = text.split(":")
-    if rest not in ([], ["any-order"]):
-        raise argparse.ArgumentTypeError(f"a run is MODEL:BATCH or MODEL:BATCH:any-order, not '{text}'")
-    return model, int(micro_batch), bool(rest)
+    model, micro_batch, variant, *rest = [*text.split(":"), ""]
+    if variant not in VARIANTS or rest not in ([], [""]):
+        raise argparse.ArgumentTypeError(
+            f"a run is MODEL:BATCH or MODEL:BATCH:VARIANT with {' or '.join(filter(None, VARIANTS))}, not '{text}'")
+    return model, int(micro_batch), variant
 
 
 def main():
@@ -205,7 +211,7 @@ def main():
     parser.add_argument("--json", required=True)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--gemm-table")
-    parser.add_argument("--runs", default="", help="MODEL:BATCH[:any-order],...")
+    parser.add_argument("--runs", default="", help="MODEL:BATCH[:VARIANT],...")
     parser.add_argument("--sharding", help="MODEL:BATCH")
     parser.add_argument("--fine-tune", action="store_true")
     parser.add_argument("--offload", default="", help="MODEL:BATCH,...")

@@ -168,6 +168,7 @@ const std::map<std::string, Other> kOthers{
     {"deterministic_collectives", {"true"}},
     {"attention", {"own"}},
     {"deterministic_attention", {"false"}},
+    {"optimizer_blocks", {"64"}},
     {"cuda_graph", {"false"}},
     {"threads_per_rank", {"2"}},
     {"check_collectives", {"true"}},

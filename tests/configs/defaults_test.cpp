@@ -113,6 +113,7 @@ const std::map<std::string, Get>& getters() {
       {"allow_other_model", [](const O& o) { return o.checkpoints.allow_other_model; }},
       {"stop_after", [](const O& o) { return o.stop_after; }},
       {"gemm_table", [](const O& o) { return o.gemm_table; }},
+      {"optimizer_blocks", [](const O& o) { return o.optimizer_blocks; }},
       {"cuda_graph", [](const O& o) { return o.cuda_graph; }},
       {"threads_per_rank", [](const O& o) { return o.threads_per_rank; }},
       {"bind", [](const O& o) { return to_string(o.bind); }},

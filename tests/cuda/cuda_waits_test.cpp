@@ -136,6 +136,37 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputation) {
             kRanks * (kLanesInTurn - 1));
 }
 
+// Updates that leave multiprocessors to the next forward pass do not go before it.
+TEST_F(CudaWaits, AnOptimizerOfFewBlocksGoesBehindComputation) {
+  TrainerOptions options = cuda_options("full_shard", 2);
+  options.overlap_steps = true;
+  const auto urgent_streams = [&] {
+    const auto before = fake_cuda::counters();
+    run(counting_gpt(), options);
+    return fake_cuda::counters().urgent_streams - before.urgent_streams;
+  };
+  const std::int64_t usual = urgent_streams();
+  options.optimizer_blocks = 3;
+  EXPECT_EQ(urgent_streams(), usual - options.ranks);
+  // One block after the other gives the bits of all at once.
+  for (const char* optimizer : {"adamw", "adamw8bit"}) {
+    options.optimizer.name = optimizer;
+    const auto hash_by = [&](int blocks) {
+      options.optimizer_blocks = blocks;
+      const Model model = counting_gpt();
+      const CountingTokens data;
+      return Trainer(model, data, options).train().parameters_sha256;
+    };
+    EXPECT_EQ(hash_by(1), hash_by(0)) << optimizer;
+  }
+  // Without a next step beside it there is nothing to leave room for.
+  options.overlap_steps = false;
+  options.optimizer_blocks = 3;
+  const std::int64_t limited = urgent_streams();
+  options.optimizer_blocks = 0;
+  EXPECT_EQ(urgent_streams(), limited);
+}
+
 /// Keeps the GPU until it is let go; then counts turns.
 struct Turns {
   std::atomic<bool> held = false, go = false;
@@ -151,7 +182,7 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputationInAReplayToo) {
   fake_cuda::configure({.one_kernel_at_a_time = true});
   const auto device = make_cuda_device();
   const auto stream = [&](const char* name, bool urgent) {
-    return device->create_stream({.name = name, .urgent = urgent});
+    return device->create_stream({.name = name, .priority = urgent ? StreamPriority::kUrgent : StreamPriority::kNormal});
   };
   const auto first = stream("compute", false), second = stream("gather", true),
              other = stream("other", false);

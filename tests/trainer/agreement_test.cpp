@@ -174,6 +174,7 @@ const std::map<std::string, std::string> kOthers{
     {"deterministic_collectives", "true"},
     {"attention", "own"},
     {"deterministic_attention", "false"},
+    {"optimizer_blocks", "64"},
     {"cuda_graph", "false"},
     {"threads_per_rank", "17"},
     {"check_collectives", "true"},

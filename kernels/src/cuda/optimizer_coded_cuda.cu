@@ -232,15 +232,16 @@ __global__ void __launch_bounds__(kUpdateThreads)
   if (a.skip != nullptr && *a.skip != 0) return;
   SIMT_SHARED(CodeTables, tables);
   fill_tables(tables);
-  const std::int64_t block = blockIdx.x;
-  const int s = segment_of(segments, block);
-  const std::int64_t place = (block - segments.first_block[s]) * kUpdateWarps + threadIdx.x / 32;
-  const std::int64_t begin = segments.begin[s] + place * kCodedBlock;
-  if (begin >= segments.end[s]) return;  // the whole warp
-  const std::int64_t end =
-      segments.end[s] < begin + kCodedBlock ? segments.end[s] : begin + kCodedBlock;
-  const auto factors = Rule::factors(a.scalars, *a.gradient_scale, segments.rates[s]);
-  update_block<kWriteOut>(a, tables, factors, begin, end);
+  for (std::int64_t block = blockIdx.x; block < segments.blocks; block += gridDim.x) {
+    const int s = segment_of(segments, block);
+    const std::int64_t place = (block - segments.first_block[s]) * kUpdateWarps + threadIdx.x / 32;
+    const std::int64_t begin = segments.begin[s] + place * kCodedBlock;
+    if (begin >= segments.end[s]) continue;  // the whole warp
+    const std::int64_t end =
+        segments.end[s] < begin + kCodedBlock ? segments.end[s] : begin + kCodedBlock;
+    const auto factors = Rule::factors(a.scalars, *a.gradient_scale, segments.rates[s]);
+    update_block<kWriteOut>(a, tables, factors, begin, end);
+  }
 }
 
 template <typename Rule, typename G, typename P>
@@ -257,26 +258,26 @@ CodedShard<Rule, G, P> coded_shard_of(const OptimizerStepArgs& args) {
 
 template <WriteOut kWriteOut, typename Rule, typename G, typename P>
 void update_chunk(const CodedShard<Rule, G, P>& shard, std::span<const OptimizerSegment> chunk,
-                  cudaStream_t stream) {
+                  const UpdateStream& on) {
   Segments segments;
-  const std::int64_t blocks = fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
+  fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
     return ceil_div(segment.end - segment.begin, kUpdateWarps * kCodedBlock);
   });
-  if (blocks == 0) return;
-  simt::launch(update_coded_segments<kWriteOut, Rule, G, P>, blocks_for(blocks, 1), kUpdateThreads,
-               0, stream, shard, segments);
+  if (segments.blocks == 0) return;
+  simt::launch(update_coded_segments<kWriteOut, Rule, G, P>, on.grid(segments.blocks),
+               kUpdateThreads, 0, on.stream, shard, segments);
 }
 
 }  // namespace
 
-void coded_optimizer_step(const OptimizerStepArgs& args, cudaStream_t stream) {
+void coded_optimizer_step(const OptimizerStepArgs& args, const UpdateStream& on) {
   AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) {
     if constexpr (Rule::kIsCoded) {
       with_element_type("optimizer step", args.gradient.dtype, [&]<typename G>(ElementType<G>) {
         with_write_out<G>(args, [&]<WriteOut kWriteOut, typename P>() {
           const auto shard = coded_shard_of<Rule, G, P>(args);
           for_each_launch(args.segments, [&](std::span<const OptimizerSegment> chunk) {
-            update_chunk<kWriteOut>(shard, chunk, stream);
+            update_chunk<kWriteOut>(shard, chunk, on);
           });
         });
       });

@@ -5,6 +5,7 @@
 #include "cuda/cuda_kernels.h"
 #include "cuda/optimizer_cuda.h"
 #include "optimizer_arguments.h"
+#include "tessera/kernels/cuda_options.h"
 
 // One step of any optimizer on a flat shard in one pass, with the CPU's bits: every operation is
 // rounded as written. master and states (n) fp32, gradient (n) fp32, bf16 or fp16, parameter (n)
@@ -12,7 +13,7 @@
 // (AdamW: 28), 2 less with one of 16 bits, 2 more with a parameter.
 //
 // A thread takes four elements, 16 bytes of each fp32 tensor; a block a tile of 1024, at multiples
-// of 1024 of the shard. Segments go to the kernel by value, as many as fit; a block finds its own
+// of 1024 of the shard, and where few blocks may run at once, further tiles. Segments go to the kernel by value, as many as fit; a block finds its own
 // by bisection. Where a segment ends inside of a group of four, or a view is not aligned, a thread
 // takes its elements one by one.
 
@@ -78,18 +79,19 @@ template <WriteOut kWriteOut, typename Rule, typename G, typename P>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_segments(const Shard<Rule, G, P> a, const __grid_constant__ Segments segments) {
   if (a.skip != nullptr && *a.skip != 0) return;
-  const std::int64_t block = blockIdx.x;
-  const int s = segment_of(segments, block);
-  const std::int64_t tile = segments.begin[s] / kUpdateTile + (block - segments.first_block[s]);
-  const std::int64_t group = tile * kUpdateTile + kGroup * std::int64_t{threadIdx.x};
-  const std::int64_t begin = segments.begin[s] > group ? segments.begin[s] : group;
-  const std::int64_t end = segments.end[s] < group + kGroup ? segments.end[s] : group + kGroup;
-  if (begin >= end) return;
-  const auto factors = a.factors(segments.rates[s]);
-  if (a.aligned && end - begin == kGroup) {
-    update_group<kWriteOut>(a, factors, group);
-  } else {
-    for (std::int64_t i = begin; i < end; ++i) update_element<kWriteOut>(a, factors, i);
+  for (std::int64_t block = blockIdx.x; block < segments.blocks; block += gridDim.x) {
+    const int s = segment_of(segments, block);
+    const std::int64_t tile = segments.begin[s] / kUpdateTile + (block - segments.first_block[s]);
+    const std::int64_t group = tile * kUpdateTile + kGroup * std::int64_t{threadIdx.x};
+    const std::int64_t begin = segments.begin[s] > group ? segments.begin[s] : group;
+    const std::int64_t end = segments.end[s] < group + kGroup ? segments.end[s] : group + kGroup;
+    if (begin >= end) continue;
+    const auto factors = a.factors(segments.rates[s]);
+    if (a.aligned && end - begin == kGroup) {
+      update_group<kWriteOut>(a, factors, group);
+    } else {
+      for (std::int64_t i = begin; i < end; ++i) update_element<kWriteOut>(a, factors, i);
+    }
   }
 }
 
@@ -106,23 +108,23 @@ Shard<Rule, G, P> shard_of(const OptimizerStepArgs& args) {
 /// One launch for up to kSegments of them.
 template <WriteOut kWriteOut, typename Rule, typename G, typename P>
 void update_chunk(const Shard<Rule, G, P>& shard, std::span<const OptimizerSegment> chunk,
-                  cudaStream_t stream) {
+                  const UpdateStream& on) {
   Segments segments;
-  const std::int64_t blocks = fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
+  fill_segments(segments, chunk, [](const OptimizerSegment& segment) {
     return ceil_div(segment.end, kUpdateTile) - segment.begin / kUpdateTile;
   });
-  if (blocks == 0) return;
-  simt::launch(update_segments<kWriteOut, Rule, G, P>, blocks_for(blocks, 1), kUpdateThreads, 0,
-               stream, shard, segments);
+  if (segments.blocks == 0) return;
+  simt::launch(update_segments<kWriteOut, Rule, G, P>, on.grid(segments.blocks), kUpdateThreads, 0,
+               on.stream, shard, segments);
 }
 
 template <typename Rule>
-void step_of(const OptimizerStepArgs& args, cudaStream_t stream) {
+void step_of(const OptimizerStepArgs& args, const UpdateStream& on) {
   with_element_type("optimizer step", args.gradient.dtype, [&]<typename G>(ElementType<G>) {
     with_write_out<G>(args, [&]<WriteOut kWriteOut, typename P>() {
       const auto shard = shard_of<Rule, G, P>(args);
       for_each_launch(args.segments, [&](std::span<const OptimizerSegment> chunk) {
-        update_chunk<kWriteOut>(shard, chunk, stream);
+        update_chunk<kWriteOut>(shard, chunk, on);
       });
     });
   });
@@ -133,11 +135,14 @@ void step_of(const OptimizerStepArgs& args, cudaStream_t stream) {
 void optimizer_step(const OptimizerStepArgs& args, Stream& stream) {
   check_optimizer_step(args);
   if (args.master.numel() == 0) return;
+  const UpdateStream on{.stream = handle(stream),
+                        .most_blocks =
+                            cuda_attention(cuda_stream(stream)).options.optimizer_blocks};
   AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) {
     if constexpr (Rule::kIsCoded) {
-      coded_optimizer_step(args, handle(stream));
+      coded_optimizer_step(args, on);
     } else {
-      step_of<Rule>(args, handle(stream));
+      step_of<Rule>(args, on);
     }
   });
 }

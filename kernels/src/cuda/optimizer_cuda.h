@@ -30,8 +30,9 @@ constexpr int kSegments = 64;
 
 struct Segments {
   int count = 0;
+  std::int64_t blocks = 0;  // of work; a block of the grid takes one or several
   std::int64_t begin[kSegments] = {}, end[kSegments] = {};
-  std::int64_t first_block[kSegments] = {};  // of the grid
+  std::int64_t first_block[kSegments] = {};  // of those
   SegmentRates rates[kSegments] = {};
 };
 
@@ -162,10 +163,10 @@ __device__ auto rounded(const Shard& a, RandomKey key, const Group<float>& maste
   return parameter;
 }
 
-/// The segments of one launch, and returns how many blocks they have; blocks_of(segment) of each.
+/// Fills in the segments of one launch; blocks_of(segment) says how many blocks each has.
 template <typename BlocksOf>
-std::int64_t fill_segments(Segments& segments, std::span<const OptimizerSegment> chunk,
-                           const BlocksOf& blocks_of) {
+void fill_segments(Segments& segments, std::span<const OptimizerSegment> chunk,
+                   const BlocksOf& blocks_of) {
   std::int64_t blocks = 0;
   for (const OptimizerSegment& segment : chunk) {
     if (segment.begin == segment.end) continue;
@@ -176,7 +177,7 @@ std::int64_t fill_segments(Segments& segments, std::span<const OptimizerSegment>
     segments.rates[i] = segment.rates;
     blocks += blocks_of(segment);
   }
-  return blocks;
+  segments.blocks = blocks;
 }
 
 /// Calls body(chunk) for as many segments as one launch takes at a time.
@@ -215,7 +216,20 @@ void with_write_out(const OptimizerStepArgs& args, const Body& body) {
   });
 }
 
+/// Where a step runs, and by how many blocks at once; 0: by as many as there is work for.
+struct UpdateStream {
+  cudaStream_t stream = nullptr;
+  int most_blocks = 0;
+
+  /// The grid for so many blocks of work, which are at least one; each takes several if these are
+  /// too many.
+  unsigned grid(std::int64_t blocks) const {
+    const bool fits = most_blocks <= 0 || blocks <= most_blocks;
+    return fits ? blocks_for(blocks, 1) : static_cast<unsigned>(most_blocks);
+  }
+};
+
 /// The step of an optimizer whose states are codes (dynamic_codes.h).
-void coded_optimizer_step(const OptimizerStepArgs& args, cudaStream_t stream);
+void coded_optimizer_step(const OptimizerStepArgs& args, const UpdateStream& stream);
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 #include "stream_cuda.h"
 
+#include <algorithm>
 #include <nvtx3/nvToolsExt.h>
 
 #include <chrono>
@@ -107,8 +108,12 @@ StreamCuda::StreamCuda(DeviceState& device, StreamOptions options)
   TESSERA_CUDA_CHECK(cudaSetDevice(device_.ordinal));
   int least = 0, greatest = 0;
   TESSERA_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  TESSERA_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
-                                                  options_.urgent ? greatest : least));
+  // Lower numbers go first; a GPU of one priority has the same for all.
+  const int normal = std::max(greatest, least - 1);
+  const int priority = options_.priority == StreamPriority::kUrgent       ? greatest
+                       : options_.priority == StreamPriority::kBackground ? least
+                                                                          : normal;
+  TESSERA_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority));
 }
 
 StreamCuda::~StreamCuda() {

@@ -49,6 +49,17 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
   }
 }
 
+namespace {
+
+StreamPriority priority_of(Lane lane, const ExecutorOptions& options) {
+  if (lane == Lane::kCompute) return StreamPriority::kNormal;
+  const bool leaves_room =
+      lane == Lane::kOptimizer && options.cuda_kernels.optimizer_blocks > 0;
+  return leaves_room ? StreamPriority::kBackground : StreamPriority::kUrgent;
+}
+
+}  // namespace
+
 StreamOptions Lanes::stream_options(Lane lane) {
   // Gathers and copies one thread makes as fast as two. Reductions and norms are not copies, and
   // those of the last gradient have the cores for themselves.
@@ -57,8 +68,8 @@ StreamOptions Lanes::stream_options(Lane lane) {
                        .threads = copies ? 1 : options_.threads,
                        // A GPU that is full of products would else begin what others wait for
                        // when there is nothing left to hide it behind. The next step's forward
-                       // waits for the optimizer as well.
-                       .urgent = lane != Lane::kCompute,
+                       // waits for the optimizer as well, unless that leaves it room.
+                       .priority = priority_of(lane, options_),
                        .on_error = [this, lane](std::string_view what) {
                          const std::string told = failure_in_words(lane, what);
                          groups_.abort(told);

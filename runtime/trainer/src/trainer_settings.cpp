@@ -382,6 +382,12 @@ std::vector<Row> machine_rows() {
               "how to run GEMMs on this GPU: a file that tessera calibrate has written [as "
               "cuBLASLt's heuristic says]",
               MustAgree::kNone),
+          bound<&O::optimizer_blocks>(
+              "optimizer_blocks",
+              "with `overlap_steps` on a GPU: thread blocks of the optimizer that run at once, "
+              "behind the kernels of the next forward pass and on the multiprocessors that they "
+              "leave, 64 for a quarter of an H100; 0: all, before them",
+              {.minimum = 0, .maximum = 65535}),
           bound<&O::cuda_graph>("cuda_graph",
                                 "replay steps as a CUDA graph where that is possible"),
           // On the CPU they decide how GEMMs split their sums, and so the bits.

@@ -259,6 +259,7 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.trace = options.time_actions.value_or(false);
   result.graph = why_no_graph(options).empty();
   result.steps_in_flight = options.overlap_steps.value_or(false) ? 2 : 1;
+  if (result.steps_in_flight > 1) result.cuda_kernels.optimizer_blocks = options.optimizer_blocks;
   return result;
 }
 

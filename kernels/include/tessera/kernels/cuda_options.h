@@ -27,6 +27,9 @@ struct CudaKernelOptions {
   bool deterministic = true;
   /// kAuto leaves the backward pass to our own kernels where cuDNN would need more scratch.
   std::int64_t attention_scratch_limit = std::int64_t{1} << 30;
+  /// Thread blocks of an optimizer's step that run at once, so that others find multiprocessors
+  /// free; 0: as many as there is work for.
+  int optimizer_blocks = 0;
   /// How to run GEMMs; null: as cuBLASLt's heuristic says. Error{kConfig} if it was made on another
   /// GPU or version of cuBLASLt.
   std::shared_ptr<const GemmTable> gemm_table{};

@@ -91,11 +91,13 @@ class Stream {
   virtual bool failed() const = 0;
 };
 
+/// Where several streams of a CUDA device have work, that of a higher priority begins first.
+enum class StreamPriority : std::uint8_t { kBackground, kNormal, kUrgent };
+
 struct StreamOptions {
   std::string name{};
   int threads = 1;  ///< threads that the kernels of this stream may use (CPU device)
-  /// Where both have work, that of an urgent stream begins first (CUDA device).
-  bool urgent = false;
+  StreamPriority priority = StreamPriority::kNormal;
   /// Called once, on the failing thread, when a task of this stream throws; must not throw.
   std::function<void(std::string_view what)> on_error{};
   /// Called on the executing thread before each task. Tests inject delays here; a throw fails the

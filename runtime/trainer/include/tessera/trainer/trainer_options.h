@@ -223,6 +223,8 @@ struct TrainerOptions {
   /// A file that says how to run GEMMs on this GPU (see GemmTable); "": as cuBLASLt's heuristic
   /// says.
   std::string gemm_table{};
+  /// On a GPU, CudaKernelOptions::optimizer_blocks of steps that overlap.
+  int optimizer_blocks = 0;
   bool cuda_graph = true;               ///< replay steps as a CUDA graph where that is possible
   int threads_per_rank = 0;             ///< 0: usable_cores() or bind_core_list, by ranks_on_host()
   BindPolicy bind = BindPolicy::kAuto;  ///< to what ranks and their threads are bound
