@@ -48,11 +48,8 @@ std::string read_path(Section& section, const OnDisk& keys, std::int64_t first,
 }
 
 void read_stage(Section& section) {
-  if (const auto stage = section.integer("zero_stage")) {
-    section.honour("zero_stage", "strategy", strategy_of_stage(*stage));
-  } else {
-    section.derive("zero_stage", "strategy", strategy_of_stage(2), "Accelerate's default is 2");
-  }
+  const std::int64_t stage = section.integer("zero_stage").value_or(2);
+  section.set("zero_stage", "strategy", strategy_of_stage(stage), "", "Accelerate's default is 2");
 }
 
 void read_accumulation(Section& section, const KnownSettings& known) {
@@ -65,11 +62,7 @@ void read_accumulation(Section& section, const KnownSettings& known) {
 void read_clipping(Section& section) {
   const char* key = "gradient_clipping";
   if (section.pass_on(key, "clip_norm")) return;
-  if (section.has(key)) {
-    section.honour(key, "clip_norm", 1.0);
-  } else {
-    section.derive(key, "clip_norm", 1.0, "Accelerate's default for DeepSpeed is 1.0");
-  }
+  section.set(key, "clip_norm", 1.0, "", "Accelerate's default for DeepSpeed is 1.0");
 }
 
 void read_saving(Section& section, const KnownSettings& known) {

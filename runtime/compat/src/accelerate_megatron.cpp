@@ -30,21 +30,16 @@ void read_micro_batches(Section& section, const KnownSettings& known) {
 
 void read_gradient_clipping(Section& section) {
   constexpr const char* kKey = "megatron_lm_gradient_clipping";
-  if (const auto norm = section.number(kKey)) {
-    section.honour(kKey, "clip_norm", *norm);
-  } else {
-    section.derive(kKey, "clip_norm", 1.0, "Accelerate's default for Megatron-LM is 1.0");
-  }
+  section.set(kKey, "clip_norm", section.number(kKey).value_or(1.0), "",
+              "Accelerate's default for Megatron-LM is 1.0");
 }
 
 void read_distributed_optimizer(Section& section) {
   constexpr const char* kDistributed = "megatron_lm_use_distributed_optimizer";
   constexpr const char* kOnHost = "megatron_lm_optimizer_cpu_offload";
-  if (const auto shards = section.flag(kDistributed)) {
-    section.honour(kDistributed, "strategy", *shards ? "zero1" : "no_shard");
-  } else {
-    section.derive(kDistributed, "strategy", "no_shard", "Accelerate's default is false");
-  }
+  const bool shards = section.flag(kDistributed).value_or(false);
+  section.set(kDistributed, "strategy", shards ? "zero1" : "no_shard", "",
+              "Accelerate's default is false");
   if (const auto offload = section.flag(kOnHost)) {
     section.honour(kOnHost, "offload_optimizer", *offload ? "host" : "none");
   }

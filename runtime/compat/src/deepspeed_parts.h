@@ -24,10 +24,8 @@ struct TypedSection {
   Section params;
 };
 /// Opens "optimizer" or "scheduler", if `top` has keys in it and its type is not refused.
-std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
-                                           ConfigTranslation& translation);
-std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,
-                                           ConfigTranslation& translation);
+std::optional<TypedSection> open_optimizer(Section& top);
+std::optional<TypedSection> open_scheduler(Section& top);
 
 /// The peak of the learning rate. Both sections may say it, so it is decided once, before either of
 /// them reports it.
@@ -45,8 +43,7 @@ bool has_norm_in_optimizer(const Section& top);
 void translate_scheduler(TypedSection& scheduler, const PeakRate& peak, const KnownSettings& known);
 
 /// Translates the sections "tensorboard" and "csv_monitor".
-void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
-                        ConfigTranslation& translation);
+void translate_monitors(Section& top, const KnownSettings& known);
 
 /// DeepSpeed's value for a learning rate that is absent.
 inline constexpr double kDefaultLearningRate = 1e-3;

@@ -167,12 +167,8 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                   "; remove one of them");
     }
     set_strategy(fsdp, choice, replicate > 1 ? choice.row->hybrid : choice.row->flat);
-    if (parallelism.has(kReplicate)) {
-      parallelism.honour(kReplicate, "replicas", replicate);
-      if (replicate > 1) parallelism.honour(kReplicate, "strategy", choice.row->hybrid);
-    } else {
-      parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
-    }
+    parallelism.set(kReplicate, "replicas", replicate, "", "Accelerate's default is 1");
+    if (replicate > 1) parallelism.honour(kReplicate, "strategy", choice.row->hybrid);
   }
   if (parallelism.has(kShard)) {
     parallelism.agree(kShard, replicate == 1 && shard == 1
