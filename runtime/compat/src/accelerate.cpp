@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "accelerate_deepspeed.h"
 #include "accelerate_fp8.h"
-#include "accelerate_machines.h"
-#include "accelerate_megatron.h"
 #include "deepspeed.h"
 #include "fsdp.h"
 #include "keys.h"

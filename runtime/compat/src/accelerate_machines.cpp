@@ -1,4 +1,4 @@
-#include "accelerate_machines.h"
+#include "accelerate.h"
 
 #include <algorithm>
 

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 
-#include "deepspeed_parts.h"
 #include "keys.h"
 #include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"

@@ -1,6 +1,6 @@
 #include <array>
 
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {

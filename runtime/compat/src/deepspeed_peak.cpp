@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 #include "tessera/core/text.h"
 
 namespace tessera::compat {
@@ -66,14 +66,10 @@ std::optional<TypedSection> open_scheduler(Section& top) {
 
 bool has_norm_in_optimizer(const Section& top) {
   const Node* const optimizer = top.node("optimizer");
-  if (optimizer == nullptr) return false;
-  for (const Node::Member& member : optimizer->members) {
-    if (member.key != "params") continue;
-    return std::ranges::any_of(member.value.members, [](const Node::Member& parameter) {
-      return parameter.key == "max_grad_norm" && !parameter.value.is_null();
-    });
-  }
-  return false;
+  const Node::Member* const params = optimizer == nullptr ? nullptr : optimizer->find("params");
+  const Node::Member* const norm =
+      params == nullptr ? nullptr : params->value.find("max_grad_norm");
+  return norm != nullptr && !norm->value.is_null();
 }
 
 PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {

@@ -1,4 +1,4 @@
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {

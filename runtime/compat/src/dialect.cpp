@@ -1,5 +1,3 @@
-#include "dialect.h"
-
 #include <algorithm>
 #include <array>
 #include <set>

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <set>
 
-#include "key_value.h"
 #include "keys.h"
 #include "known_settings.h"
 #include "tessera/core/nearest_name.h"
