@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "bench/kernel_lab.h"
+#include "bench/kernel_cases.h"
 
 // Loops that move memory, beside which memory-bound kernels are held: for sources that are compiled
 // for the processor of the machine that builds them.

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "bench/collective_report.h"
 #include "tessera/collectives/thread_group.h"
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"

@@ -1,4 +1,4 @@
-#include "tessera/compat/habits.h"
+#include "tessera/compat/aliases.h"
 
 #include <gtest/gtest.h>
 

@@ -28,6 +28,8 @@ std::vector<Setting> plan_only_settings();
 std::vector<Setting> train_settings();
 std::vector<Setting> plan_settings();
 std::vector<Setting> simulate_settings();
+/// All that a config file may have.
+std::vector<Setting> all_settings();
 
 /// One table of several.
 std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> tables);

@@ -15,8 +15,8 @@
 #include "commands.h"
 #include "launch/launch_command.h"
 #include "output/terminal.h"
+#include "settings/command_line.h"
 #include "settings/flag_aliases.h"
-#include "settings/help_format.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"
@@ -93,7 +93,7 @@ int run(int argc, const char* const* argv) {
       continue;
     }
     const auto launch = std::make_shared<LaunchCommand>(*command);
-    hand_on_flags(*command, words, launched, std::cerr);
+    hand_on_flags(*command, words, launched);
     commands[command] = [launch, launched] { return run_launch(launch->request(launched)); };
   }
   try {

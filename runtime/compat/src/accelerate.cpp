@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "accelerate_deepspeed.h"
 #include "accelerate_fp8.h"
-#include "accelerate_machines.h"
-#include "accelerate_megatron.h"
 #include "deepspeed.h"
 #include "fsdp.h"
 #include "keys.h"
@@ -23,11 +20,6 @@ constexpr const char* kPrecision = "mixed_precision";
 constexpr const char* kProcesses = "num_processes";
 constexpr const char* kUseCpu = "use_cpu";
 
-const Node& empty_map() {
-  static const Node node{.kind = Node::Kind::kMap};
-  return node;
-}
-
 class Accelerate {
  public:
   Accelerate(const Document& document, AccelerateSource source, const AutoValues& autos,
@@ -36,8 +28,7 @@ class Accelerate {
         source_(source),
         known_(context),
         translation_(translation),
-        top_(translation, path_, document.root, rules_of("accelerate"),
-             {.name = "", .known = &known_}),
+        top_(translation, path_, document.root, table_of("accelerate"), &known_),
         autos_(autos) {}
 
   void translate() {
@@ -171,13 +162,7 @@ class Accelerate {
   }
 
   /// The number is not in the file, or is -1 there.
-  void set_ranks(const std::string& note) {
-    if (top_.has(kProcesses)) {
-      top_.honour(kProcesses, "ranks", ranks_, note);
-    } else {
-      top_.derive(kProcesses, "ranks", ranks_, note);
-    }
-  }
+  void set_ranks(const std::string& note) { top_.set(kProcesses, "ranks", ranks_, note, note); }
 
   void refuse_ranks(const DistributedType& type, RanksFrom from) {
     const auto key = top_.integer(kProcesses);
@@ -273,16 +258,10 @@ class Accelerate {
   }
 
   void read_small_sections() {
-    if (const Node* node = top_.node("dynamo_config")) {
-      const Section dynamo(translation_, path_, *node, rules_of("dynamo_config"),
-                           {.name = "dynamo_config", .prefix = "dynamo_"});
-    }
-    if (const Node* node = top_.node("mpirun_config")) {
-      Section mpirun(translation_, path_, *node, rules_of("mpirun_config"),
-                     {.name = "mpirun_config", .prefix = "mpirun_"});
-      if (!is_type("MULTI_CPU") && !is_type("NO")) {
-        mpirun.switch_off("is read only with distributed_type: MULTI_CPU, as in Accelerate");
-      }
+    top_.below("dynamo_config");
+    Section mpirun = top_.below("mpirun_config");
+    if (!is_type("MULTI_CPU") && !is_type("NO")) {
+      mpirun.switch_off("is read only with distributed_type: MULTI_CPU, as in Accelerate");
     }
     for (const char* key : {"dynamo_config", "mpirun_config", "fsdp_config", "parallelism_config",
                             "deepspeed_config", kMegatronSection, "fp8_config"}) {
@@ -291,27 +270,15 @@ class Accelerate {
   }
 
   void read_fsdp(bool wanted) {
-    const Node* fsdp_node = top_.node("fsdp_config");
-    const Node* mesh_node = top_.node("parallelism_config");
     std::optional<Section> mesh;
-    if (mesh_node != nullptr) {
-      mesh.emplace(translation_, path_, *mesh_node, rules_of("parallelism_config"),
-                   Section::Options{.name = "parallelism_config",
-                                    .prefix = "parallelism_config_",
-                                    .apart_from_prefix = true});
-    }
+    if (top_.node("parallelism_config") != nullptr) mesh.emplace(top_.below("parallelism_config"));
+    Section fsdp = top_.below("fsdp_config");
     if (!wanted) {
-      if (fsdp_node != nullptr) {
-        Section(translation_, path_, *fsdp_node, rules_of("fsdp_config"),
-                {.name = "fsdp_config", .prefix = "fsdp_"})
-            .switch_off("is read only with distributed_type: FSDP, as in Accelerate");
-      }
+      fsdp.switch_off("is read only with distributed_type: FSDP, as in Accelerate");
       if (type_->strategy != nullptr) top_.honour(kType, "strategy", type_->strategy);
       if (mesh) read_replicas(*mesh);
       return;
     }
-    Section fsdp(translation_, path_, fsdp_node != nullptr ? *fsdp_node : empty_map(),
-                 rules_of("fsdp_config"), {.name = "fsdp_config", .prefix = "fsdp_"});
     translate_fsdp(fsdp, mesh ? &*mesh : nullptr, ranks_, machines_, known_);
   }
 
@@ -346,9 +313,7 @@ class Accelerate {
   }
 
   void read_deepspeed(bool wanted) {
-    const Node* node = top_.node("deepspeed_config");
-    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
-                    rules_of("deepspeed_config"), {.name = "deepspeed_config"});
+    Section section = top_.below("deepspeed_config");
     if (!wanted) {
       section.switch_off("is read only with distributed_type: DEEPSPEED, as in Accelerate");
       return;
@@ -361,13 +326,7 @@ class Accelerate {
   }
 
   void read_megatron(bool wanted) {
-    const Node* node = top_.node(kMegatronSection);
-    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
-                    rules_of(kMegatronSection),
-                    {.name = kMegatronSection,
-                     .prefix = "megatron_lm_",
-                     .apart_from_prefix = true,
-                     .known = &known_});
+    Section section = top_.below(kMegatronSection);
     if (wanted) {
       translate_megatron_section(section, ranks_, known_);
     } else {
@@ -459,9 +418,7 @@ class Accelerate {
   }
 
   void read_fp8() {
-    const Node* const node = top_.node("fp8_config");
-    Section section(translation_, path_, node != nullptr ? *node : empty_map(),
-                    rules_of("fp8_config"), {.name = "fp8_config", .prefix = "fp8_"});
+    Section section = top_.below("fp8_config");
     translate_fp8_section(section, top_.text(kPrecision).value_or("no"), known_);
   }
 

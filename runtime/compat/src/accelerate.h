@@ -1,7 +1,13 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "deepspeed.h"
 #include "document.h"
+#include "key_table.h"
+#include "known_settings.h"
+#include "tessera/compat/config_file.h"
 #include "tessera/compat/config_sources.h"
 
 namespace tessera::compat {
@@ -15,5 +21,20 @@ enum class AccelerateSource : std::uint8_t { kFile, kEnvironment };
 void translate_accelerate(const Document& document, AccelerateSource source,
                           const AutoValues& autos, const TranslationContext& context,
                           ConfigTranslation& translation);
+
+/// Says what becomes of the keys of `top` that are for a launcher: machines, where they meet, and
+/// GPUs. Without a launcher they have no effect, and machine_rank above 0 is refused. Returns the
+/// number of machines.
+std::int64_t translate_machines(Section& top, const std::string& path, std::int64_t ranks,
+                                const LaunchFacts& launch);
+
+/// The launcher's keys of an Accelerate file, with the lines.
+LauncherKeys read_launcher_keys(const Document& document);
+
+/// Translates the keys of an Accelerate file's deepspeed_config that names no file of DeepSpeed's.
+void translate_deepspeed_section(Section& section, const KnownSettings& known);
+
+/// Translates the keys of an Accelerate file's megatron_lm_config for that many ranks.
+void translate_megatron_section(Section& section, std::int64_t ranks, const KnownSettings& known);
 
 }  // namespace tessera::compat

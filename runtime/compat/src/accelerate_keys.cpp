@@ -85,7 +85,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("fsdp_activation_checkpointing", kFlag, "`--recompute full`"),
       used("fsdp_activation_checkpointing_offload", kFlag, "`--offload-activations host`, with fsdp_activation_checkpointing"),
       refused("fsdp_ignored_modules", kText, "leaving modules out of the sharding", "remove it; parameters of any module can be sharded"),
-      quiet("fsdp_limit_all_gathers", kFlag, "gathers are bounded always: a unit is gathered when a slot is free"), }},
+      quiet("fsdp_limit_all_gathers", kFlag, "gathers are bounded always: a unit is gathered when a slot is free"), }, "fsdp_"},
       {"parallelism_config", {
       used("parallelism_config_dp_replicate_size", kInteger, "`--replicas R`").from(1),
       used("parallelism_config_dp_shard_size", kInteger, "ranks / `--replicas R`").from(1),
@@ -98,7 +98,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("parallelism_config_sp_backend", kText, kOnlyAxis).one_of({"deepspeed"}),
       quiet("parallelism_config_sp_seq_length", kInteger, kOnlyAxis),
       quiet("parallelism_config_sp_seq_length_is_variable", kFlag, kOnlyAxis),
-      quiet("parallelism_config_sp_attn_implementation", kText, kOnlyAxis), }},
+      quiet("parallelism_config_sp_attn_implementation", kText, kOnlyAxis), }, "parallelism_config_", true},
       {"deepspeed_config", {
       used("zero_stage", kInteger, "`--strategy no_shard`, `zero1`, `zero2`, `full_shard`").one_of({"0", "1", "2", "3"}),
       used("gradient_accumulation_steps", kInteger, "`--accumulate N`").from(1).or_auto(),
@@ -143,7 +143,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       quiet("megatron_lm_calculate_per_token_loss", kFlag, "the loss is averaged over the tokens of the whole step, always"),
       quiet("megatron_lm_use_rotary_position_embeddings", kFlag, "the model says which embeddings of positions it has"),
       refused("megatron_lm_attention_dropout", kNumber, "a dropout of attention alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"),
-      refused("megatron_lm_hidden_dropout", kNumber, "a dropout of hidden layers alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"), }},
+      refused("megatron_lm_hidden_dropout", kNumber, "a dropout of hidden layers alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"), }, "megatron_lm_", true},
       {"fp8_config", {
       used("fp8_backend", kText, "`--fp8-recipe current`; MSAMP is refused").one_of({"AO", "TE", "MSAMP"}),
       used("fp8_format", kText, "`--fp8-format hybrid` or `e4m3`; E5M2 is refused, as by TransformerEngine").one_of({"HYBRID", "E4M3", "E5M2"}),
@@ -159,16 +159,16 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       refused("fp8_use_autocast_during_eval", kFlag, "evaluation in fp8", "set it to false; evaluation is in bf16"),
       refused("fp8_use_mxfp8_block_scaling", kFlag, "scales of blocks of 32 numbers", "set it to false"),
       said("fp8_opt_level", kText, kMsAmp),
-      said("fp8_optimization_level", kText, kMsAmp), }},
+      said("fp8_optimization_level", kText, kMsAmp), }, "fp8_"},
       {"dynamo_config", {
       said("dynamo_backend", kText, kCompiled).one_of(dynamo_backends()).but({"NO"}),
       quiet("dynamo_mode", kText, kCompiled).one_of({"default", "reduce-overhead", "max-autotune"}),
       quiet("dynamo_use_fullgraph", kFlag, kCompiled),
       quiet("dynamo_use_dynamic", kFlag, kCompiled),
-      quiet("dynamo_use_regional_compilation", kFlag, kCompiled), }},
+      quiet("dynamo_use_regional_compilation", kFlag, kCompiled), }, "dynamo_"},
       {"mpirun_config", {
       said("mpirun_hostfile", kText, "no launcher starts mpirun here; give it the file: mpirun --hostfile"),
-      quiet("mpirun_ccl", kAny, "there is no oneCCL"), }},
+      quiet("mpirun_ccl", kAny, "there is no oneCCL"), }, "mpirun_"},
   };
   return tables;
 }

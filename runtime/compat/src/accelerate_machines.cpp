@@ -1,4 +1,4 @@
-#include "accelerate_machines.h"
+#include "accelerate.h"
 
 #include <algorithm>
 
@@ -154,7 +154,7 @@ std::int64_t translate_machines(Section& top, const std::string& path, std::int6
 
 LauncherKeys read_launcher_keys(const Document& document) {
   ConfigTranslation unused;
-  Section top(unused, document.path, document.root, rules_of("accelerate"), {.name = ""});
+  Section top(unused, document.path, document.root, table_of("accelerate"));
   const auto named = [&](const char* key) {
     return concat(at_line(document.path, top.line(key)), key);
   };

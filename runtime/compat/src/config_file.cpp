@@ -6,10 +6,9 @@
 #include <set>
 
 #include "accelerate.h"
-#include "accelerate_machines.h"
 #include "deepspeed.h"
-#include "dialect.h"
 #include "key_table.h"
+#include "keys.h"
 #include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
@@ -37,8 +36,7 @@ std::optional<OwnKey> own_key(const compat::Node::Member& member,
   if (alias == aliases().end() || !known.contains(setting_name(alias->ours))) return {};
   OwnKey key{.setting = setting_name(alias->ours), .value = member.value.json()};
   if (alias->value != nullptr) {
-    const nlohmann::json& scalar = member.value.scalar;
-    const std::string theirs = scalar.is_string() ? scalar.get<std::string>() : scalar.dump();
+    const std::string theirs = plain_text(member.value.scalar);
     try {
       key.value = alias->value(theirs);
     } catch (const Error& error) {
@@ -60,8 +58,7 @@ std::string_view without_effect(const compat::Node::Member& member) {
 
 void translate_own(const compat::Document& document, const std::vector<Setting>& table,
                    ConfigTranslation& translation) {
-  std::vector<std::string> names;
-  for (const Setting& setting : table) names.push_back(setting.name);
+  const std::vector<std::string> names = names_of(table);
   const std::set<std::string> known(names.begin(), names.end());
   std::map<std::string, int> lines;
   std::size_t unknown = 0;
@@ -76,43 +73,33 @@ void translate_own(const compat::Document& document, const std::vector<Setting>&
     const std::optional<OwnKey> own =
         known.contains(name) ? std::nullopt : own_key(member, known, where);
     if (own) name = own->setting;
+    const auto add = [&](KeyOutcome outcome, const std::string& note) -> ConfigEntry& {
+      return translation.entries.emplace_back(ConfigEntry{.key = member.key,
+                                                          .file = document.path,
+                                                          .line = member.line,
+                                                          .value = member.value.json(),
+                                                          .outcome = outcome,
+                                                          .note = note});
+    };
     if (const std::string_view why = without_effect(member);
         !known.contains(name) && !why.empty()) {
-      translation.entries.push_back({.key = member.key,
-                                     .file = document.path,
-                                     .line = member.line,
-                                     .value = member.value.json(),
-                                     .outcome = KeyOutcome::kNoEffect,
-                                     .note = std::string(why),
-                                     .announce = true});
+      add(KeyOutcome::kNoEffect, std::string(why)).announce = true;
       continue;
     }
     if (!known.contains(name)) {
       const bool suggest = ++unknown <= compat::kMostSuggestions;
       const std::string nearest = suggest ? nearest_name(name, names) : "";
-      translation.entries.push_back({.key = member.key,
-                                     .file = document.path,
-                                     .line = member.line,
-                                     .value = member.value.json(),
-                                     .outcome = KeyOutcome::kRefused,
-                                     .note = unknown_key(nearest)});
-      if (!nearest.empty()) {
-        translation.entries.back().changes = {{.key = member.key, .name = nearest}};
-      }
+      ConfigEntry& refused = add(KeyOutcome::kRefused, unknown_key(nearest));
+      if (!nearest.empty()) refused.changes = {{.key = member.key, .name = nearest}};
       continue;
     }
     const auto [before, is_new] = lines.emplace(name, member.line);
     require(is_new, ErrorCode::kConfig, where, "'", name, "' is there twice, also on line ",
             before->second, "; keep one");
-    translation.entries.push_back({.key = member.key,
-                                   .file = document.path,
-                                   .line = member.line,
-                                   .value = member.value.json(),
-                                   .outcome = KeyOutcome::kHonoured,
-                                   .settings = {{name, own ? own->value : member.value.json()}},
-                                   .note = own ? concat("is ", flag_name(name)) : "",
-                                   .difference = own ? own->difference : "",
-                                   .announce = own && !own->difference.empty()});
+    ConfigEntry& honoured = add(KeyOutcome::kHonoured, own ? concat("is ", flag_name(name)) : "");
+    honoured.settings = {{name, own ? own->value : member.value.json()}};
+    honoured.difference = own ? own->difference : "";
+    honoured.announce = !honoured.difference.empty();
   }
 }
 
@@ -154,6 +141,8 @@ ConfigTranslation ConfigFile::translate(const TranslationContext& context) const
   compat::check_complete(translation);
   return translation;
 }
+
+std::string read_config_text(const std::string& path) { return compat::read_text(path); }
 
 ConfigContents read_config(const std::string& path, const std::vector<Setting>& table) {
   const compat::Document document = compat::read_document(path);

@@ -4,7 +4,7 @@
 #include "document.h"
 #include "key_table.h"
 #include "tessera/compat/config_file.h"
-#include "tessera/compat/questionnaire_document.h"
+#include "tessera/compat/questionnaire.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -13,9 +13,7 @@ namespace {
 using compat::Document;
 using compat::Node;
 
-std::string show(const nlohmann::ordered_json& value) {
-  return shortened(value.is_string() ? value.get<std::string>() : value.dump());
-}
+std::string show(const nlohmann::ordered_json& value) { return shortened(plain_text(value)); }
 
 /// A key, and the map that has it.
 struct Place {
@@ -54,8 +52,7 @@ std::pair<Node*, std::string> make_place(Node& root, std::string path) {
 }
 
 Node scalar_of(const nlohmann::ordered_json& value) {
-  const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  return {.scalar = value, .text = text};
+  return {.scalar = value, .text = plain_text(value)};
 }
 
 /// Makes one change in a tree. False if it says nothing new: a key to leave out, or to call
@@ -83,14 +80,9 @@ bool apply_change(Node& root, const ConfigChange& change) {
 }
 
 /// The value of a key, by a path as in ConfigEntry; null if there is none.
-const Node* value_at(const Node& root, const std::string& path) {
-  for (const Node::Member& member : root.members) {
-    if (member.key == path) return &member.value;
-    if (!path.starts_with(member.key + ".")) continue;
-    if (const Node* below = value_at(member.value, path.substr(member.key.size() + 1)))
-      return below;
-  }
-  return nullptr;
+const Node* value_at(Node& root, std::string_view path) {
+  const auto place = find(root, path);
+  return place ? &place->member().value : nullptr;
 }
 
 /// A file on its way to one that is accepted. The text counts; the document is what it says.
@@ -142,7 +134,7 @@ class Fix {
   }
 
   /// True if the map has a key of the new name already.
-  bool has_sibling(const ConfigChange& change) const {
+  bool has_sibling(const ConfigChange& change) {
     const std::size_t dot = change.key.rfind('.');
     const std::string section = dot == change.key.npos ? "" : change.key.substr(0, dot + 1);
     return value_at(document_.root, section + change.name) != nullptr;
@@ -161,7 +153,7 @@ class Fix {
   }
 
   /// The outcome of each key in the end, in the order of the changes.
-  std::vector<std::string> changes() const {
+  std::vector<std::string> changes() {
     std::vector<std::string> lines;
     for (const ConfigChange& change : touched_) {
       const Node* before = value_at(before_, change.key);

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 
-#include "deepspeed_parts.h"
 #include "keys.h"
 #include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"
@@ -24,14 +23,11 @@ class DeepSpeed {
  public:
   DeepSpeed(const Document& document, const std::optional<ThroughAccelerate>& accelerate,
             const KnownSettings& known, ConfigTranslation& translation)
-      : path_(document.path),
-        known_(known),
-        translation_(translation),
+      : known_(known),
         through_accelerate_(accelerate.has_value()),
         autos_(accelerate ? accelerate->autos : AutoValues{}),
         ranks_(accelerate ? accelerate->ranks : launched_ranks(known)),
-        top_(translation, path_, document.root, rules_of("deepspeed"),
-             {.name = "", .known = &known}) {}
+        top_(translation, document.path, document.root, table_of("deepspeed"), &known) {}
 
   void translate() {
     attempt([this] { ranks_ = translate_batch(top_, ranks_, autos_.accumulate, known_); });
@@ -39,7 +35,7 @@ class DeepSpeed {
     attempt([this] { read_precision(); });
     attempt([this] { read_clipping(); });
     attempt([this] { read_updates(); });
-    attempt([this] { translate_monitors(top_, path_, known_, translation_); });
+    attempt([this] { translate_monitors(top_, known_); });
     attempt([this] { read_checked_sections(); });
   }
 
@@ -52,8 +48,7 @@ class DeepSpeed {
       return;
     }
     if (node->kind != Node::Kind::kMap) return read_old_zero(*node);
-    Section zero(translation_, path_, *node, rules_of("zero_optimization"),
-                 {.name = "zero_optimization"});
+    Section zero = top_.below("zero_optimization");
     if (zero.flag("overlap_comm") == false) {
       zero.differ("overlap_comm",
                   "DeepSpeed then reduces after each backward, not during it; the "
@@ -156,8 +151,7 @@ class DeepSpeed {
       if (!below(zero, kOld, 1)) zero.honour(kOld, "offload_optimizer", *on ? "host" : "none");
     }
     if (node == nullptr) return;
-    Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_optimizer"),
-                    {.name = "zero_optimization.offload_optimizer"});
+    Section offload = zero.below("offload_optimizer");
     const std::string device = read_device(offload, autos_.offload_optimizer);
     const bool on = device != "none", on_disk = device == "nvme";
     read_path(offload, autos_.offload_path, on_disk);
@@ -191,8 +185,7 @@ class DeepSpeed {
       }
     }
     if (node == nullptr) return;
-    Section offload(translation_, path_, *node, rules_of("zero_optimization.offload_param"),
-                    {.name = "zero_optimization.offload_param"});
+    Section offload = zero.below("offload_param");
     const std::string device = read_device(offload, autos_.offload_parameters);
     const bool on_disk = device == "nvme";
     attempt([&] { read_path(offload, autos_.parameters_path, on_disk && stage_ >= 3); });
@@ -227,11 +220,7 @@ class DeepSpeed {
     stage_ = stage;
     const bool mics = read_mics(zero, stage);
     const char* strategy = mics ? "hybrid_shard" : strategy_of_stage(stage);
-    if (zero.has(key)) {
-      zero.honour(key, "strategy", strategy, note);
-    } else {
-      zero.derive(key, "strategy", strategy, note);
-    }
+    zero.set(key, "strategy", strategy, note, note);
   }
 
   /// MiCS: ZeRO-3 inside groups of ranks. Returns whether it is on.
@@ -265,8 +254,7 @@ class DeepSpeed {
   bool is_enabled(const char* key) {
     const bool is_fp16 = std::string_view(key) == "fp16";
     const char* const dtype = is_fp16 ? "fp16" : "bf16";
-    const Node* node = top_.open(key);
-    if (node == nullptr) {
+    if (top_.open(key) == nullptr) {
       if (top_.has(key) || !is_exported(key)) return false;
       constexpr const char* kExported = "is ACCELERATE_MIXED_PRECISION";
       top_.derive(key, "precision", dtype, kExported);
@@ -276,7 +264,7 @@ class DeepSpeed {
       }
       return true;
     }
-    Section section(translation_, path_, *node, rules_of(dtype), {.name = key, .known = &known_});
+    Section section = top_.below(key, dtype);
     const bool automatic = section.is_auto("enabled");
     const bool enabled = automatic ? is_exported(key) : section.flag("enabled").value_or(false);
     if (enabled) {
@@ -369,8 +357,8 @@ class DeepSpeed {
   }
 
   void read_updates() {
-    std::optional<TypedSection> optimizer = open_optimizer(top_, path_, translation_);
-    std::optional<TypedSection> scheduler = open_scheduler(top_, path_, translation_);
+    std::optional<TypedSection> optimizer = open_optimizer(top_);
+    std::optional<TypedSection> scheduler = open_scheduler(top_);
     const PeakRate peak =
         decide_peak(optimizer ? &*optimizer : nullptr, scheduler ? &*scheduler : nullptr, known_);
     if (optimizer) translate_optimizer(*optimizer, peak, top_.has("gradient_clipping"));
@@ -388,26 +376,14 @@ class DeepSpeed {
 
   /// Sections that ask for nothing we could do, or are refused by their keys.
   void read_checked_sections() {
-    struct Checked {
-      const char* name;
-      const std::vector<KeyRule>& rules;
-    };
-    const std::array sections{
-        Checked{"activation_checkpointing", rules_of("activation_checkpointing")},
-        Checked{"tensor_parallel", rules_of("tensor_parallel")},
-        Checked{"data_types", rules_of("data_types")},
-        Checked{"checkpoint", rules_of("checkpoint")}};
-    for (const Checked& checked : sections) {
-      if (const Node* node = top_.open(checked.name)) {
-        const Section section(translation_, path_, *node, checked.rules,
-                              {.name = checked.name, .unknown = UnknownKeys::kNoted});
-      }
+    for (const char* const name :
+         {"activation_checkpointing", "tensor_parallel", "data_types", "checkpoint"}) {
+      top_.open(name);
+      top_.below(name, "", UnknownKeys::kNoted);
     }
   }
 
-  const std::string& path_;
   const KnownSettings& known_;
-  ConfigTranslation& translation_;
   bool through_accelerate_;
   AutoValues autos_;
   std::optional<std::int64_t> ranks_;

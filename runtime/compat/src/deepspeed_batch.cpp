@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {
@@ -110,10 +110,9 @@ class Batch {
       top_.honour(key, setting, value,
                   train_ ? "\"auto\": follows from train_batch_size"
                          : concat("\"auto\": is ", flag_name(setting)));
-    } else if (top_.has(key)) {
-      top_.honour(key, setting, *top_.integer(key));
     } else {
-      top_.derive(key, setting, value, train_ ? "follows from train_batch_size" : "the default");
+      top_.set(key, setting, top_.integer(key).value_or(value), "",
+               train_ ? "follows from train_batch_size" : "the default");
     }
   }
 

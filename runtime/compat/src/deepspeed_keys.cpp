@@ -257,10 +257,10 @@ const std::vector<KeyTable>& deepspeed_key_tables() {
 }
 // clang-format on
 
-const std::vector<KeyRule>& rules_of(std::string_view section) {
+const KeyTable& table_of(std::string_view section) {
   for (const auto* tables : {&accelerate_key_tables(), &deepspeed_key_tables()}) {
     for (const KeyTable& table : *tables) {
-      if (section == table.section) return table.rules;
+      if (section == table.section) return table;
     }
   }
   fail(ErrorCode::kInternal, "there is no table of the keys of ", section);

@@ -1,7 +1,6 @@
 #include <filesystem>
 
-#include "deepspeed_parts.h"
-#include "keys.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {
@@ -19,45 +18,27 @@ constexpr Monitor kMonitors[]{
      "DeepSpeed writes a file for each metric; here a table has them all: "},
 };
 
-class MonitorSection {
- public:
-  MonitorSection(const Monitor& monitor, const Node& node, const std::string& file,
-                 ConfigTranslation& translation)
-      : monitor_(monitor),
-        section_(translation, file, node, rules_of("tensorboard, csv_monitor"),
-                 {.name = monitor.section}) {}
-
-  void translate(const KnownSettings& known) {
-    if (!section_.flag("enabled").value_or(false)) {
-      section_.leave_unused("it is off", Told::kByExplain, KeyOutcome::kHonoured);
-    } else if (!known.has(monitor_.setting)) {
-      section_.leave_unused("this program writes no such file", Told::kByRun);
-    } else {
-      const std::string file = path();
-      section_.translate("enabled", monitor_.setting, file, monitor_.note + file);
-      section_.leave_unused("part of the path", Told::kByExplain, KeyOutcome::kHonoured);
-    }
-  }
-
- private:
-  /// DeepSpeed's folder; without output_path it is in the current one.
-  std::string path() const {
-    const std::filesystem::path folder = section_.text("output_path").value_or("");
-    return (folder / section_.text("job_name").value_or("DeepSpeedJobName")).string() +
-           monitor_.suffix;
-  }
-
-  const Monitor& monitor_;
-  Section section_;
-};
+/// DeepSpeed's folder; without output_path it is in the current one.
+std::string path_of(const Section& section, const Monitor& monitor) {
+  const std::filesystem::path folder = section.text("output_path").value_or("");
+  return (folder / section.text("job_name").value_or("DeepSpeedJobName")).string() + monitor.suffix;
+}
 
 }  // namespace
 
-void translate_monitors(Section& top, const std::string& file, const KnownSettings& known,
-                        ConfigTranslation& translation) {
+void translate_monitors(Section& top, const KnownSettings& known) {
   for (const Monitor& monitor : kMonitors) {
-    const Node* node = top.open(monitor.section);
-    if (node != nullptr) MonitorSection(monitor, *node, file, translation).translate(known);
+    if (top.open(monitor.section) == nullptr) continue;
+    Section section = top.below(monitor.section, "tensorboard, csv_monitor");
+    if (!section.flag("enabled").value_or(false)) {
+      section.leave_unused("it is off", Told::kByExplain, KeyOutcome::kHonoured);
+    } else if (!known.has(monitor.setting)) {
+      section.leave_unused("this program writes no such file", Told::kByRun);
+    } else {
+      const std::string file = path_of(section, monitor);
+      section.translate("enabled", monitor.setting, file, monitor.note + file);
+      section.leave_unused("part of the path", Told::kByExplain, KeyOutcome::kHonoured);
+    }
   }
 }
 

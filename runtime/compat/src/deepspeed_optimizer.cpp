@@ -1,6 +1,6 @@
 #include <array>
 
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {
@@ -73,11 +73,7 @@ void translate_sgd(Section& params) {
   attempt([&] { number(params, "momentum", "momentum", 0.0); });
   attempt([&] {
     const bool nesterov = params.flag("nesterov").value_or(false);
-    if (!params.has("nesterov")) {
-      params.derive("nesterov", "nesterov", false, "DeepSpeed's default is false");
-    } else {
-      params.honour("nesterov", "nesterov", nesterov);
-    }
+    params.set("nesterov", "nesterov", nesterov, "", "DeepSpeed's default is false");
     if (nesterov && params.number("momentum").value_or(0.0) == 0.0) {
       params.refuse("nesterov", "needs a momentum above 0");
     }

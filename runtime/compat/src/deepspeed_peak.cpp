@@ -1,7 +1,6 @@
 #include <algorithm>
 
-#include "deepspeed_parts.h"
-#include "keys.h"
+#include "deepspeed.h"
 #include "tessera/core/text.h"
 
 namespace tessera::compat {
@@ -9,12 +8,6 @@ namespace {
 
 constexpr const char* kLr = "lr";
 constexpr const char* kMaximum = "warmup_max_lr";
-
-const Node& params_of(const Section& section) {
-  static const Node kEmpty{.kind = Node::Kind::kMap};
-  const Node* node = section.node("params");
-  return node != nullptr ? *node : kEmpty;
-}
 
 /// The value of "type", which must be one of `ours`; `others` are DeepSpeed's, for a good message.
 std::string read_type(Section& section, const std::vector<std::string>& ours,
@@ -36,27 +29,18 @@ std::string read_type(Section& section, const std::vector<std::string>& ours,
                      unknown_value(*type, nearest, ours));
 }
 
-struct Kind {
-  const char* name;
-  const char* params;
-  std::vector<std::string> ours;
-  std::vector<std::string> others;
-};
-
-std::optional<TypedSection> open(Section& top, const Kind& kind, const std::vector<KeyRule>& keys,
-                                 const std::vector<KeyRule>& params_keys, const std::string& file,
-                                 ConfigTranslation& translation) {
-  const Node* node = top.open(kind.name);
-  if (node == nullptr) return std::nullopt;
-  Section section(translation, file, *node, keys, {.name = kind.name});
+/// Opens the section `name`, whose type must be one of `ours`.
+std::optional<TypedSection> open(Section& top, const char* name,
+                                 const std::vector<std::string>& ours,
+                                 const std::vector<std::string>& others) {
+  if (top.open(name) == nullptr) return std::nullopt;
+  Section section = top.below(name);
   std::string type;
-  attempt([&] { type = read_type(section, kind.ours, kind.others); });
+  attempt([&] { type = read_type(section, ours, others); });
   if (type.empty()) return std::nullopt;
   if (section.has("params")) section.agree("params", "see its keys");
-  return TypedSection{
-      .section = section,
-      .type = std::move(type),
-      .params = Section(translation, file, params_of(section), params_keys, {.name = kind.params})};
+  const Section params = section.below("params");
+  return TypedSection{.section = section, .type = std::move(type), .params = params};
 }
 
 /// The peak that a scheduler sets, whatever the optimizer's lr is; nothing if it takes that.
@@ -69,35 +53,23 @@ std::optional<double> scheduled_peak(TypedSection* scheduler) {
 
 }  // namespace
 
-std::optional<TypedSection> open_optimizer(Section& top, const std::string& file,
-                                           ConfigTranslation& translation) {
-  const Kind kind{.name = "optimizer",
-                  .params = "optimizer.params",
-                  .ours = {"AdamW", "Adam", "SGD", "Lion"},
-                  .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon",
-                             "MuAdam", "MuAdamW", "MuSGD"}};
-  return open(top, kind, rules_of("optimizer"), rules_of("optimizer.params"), file, translation);
+std::optional<TypedSection> open_optimizer(Section& top) {
+  return open(top, "optimizer", {"AdamW", "Adam", "SGD", "Lion"},
+              {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon", "MuAdam",
+               "MuAdamW", "MuSGD"});
 }
 
-std::optional<TypedSection> open_scheduler(Section& top, const std::string& file,
-                                           ConfigTranslation& translation) {
-  const Kind kind{.name = "scheduler",
-                  .params = "scheduler.params",
-                  .ours = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
-                  .others = {"LRRangeTest", "OneCycle"}};
-  return open(top, kind, rules_of("scheduler"), rules_of("scheduler.params"), file, translation);
+std::optional<TypedSection> open_scheduler(Section& top) {
+  return open(top, "scheduler", {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"},
+              {"LRRangeTest", "OneCycle"});
 }
 
 bool has_norm_in_optimizer(const Section& top) {
   const Node* const optimizer = top.node("optimizer");
-  if (optimizer == nullptr) return false;
-  for (const Node::Member& member : optimizer->members) {
-    if (member.key != "params") continue;
-    return std::ranges::any_of(member.value.members, [](const Node::Member& parameter) {
-      return parameter.key == "max_grad_norm" && !parameter.value.is_null();
-    });
-  }
-  return false;
+  const Node::Member* const params = optimizer == nullptr ? nullptr : optimizer->find("params");
+  const Node::Member* const norm =
+      params == nullptr ? nullptr : params->value.find("max_grad_norm");
+  return norm != nullptr && !norm->value.is_null();
 }
 
 PeakRate decide_peak(TypedSection* optimizer, TypedSection* scheduler, const KnownSettings& known) {

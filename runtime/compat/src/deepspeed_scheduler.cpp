@@ -1,4 +1,4 @@
-#include "deepspeed_parts.h"
+#include "deepspeed.h"
 
 namespace tessera::compat {
 namespace {
@@ -55,12 +55,8 @@ class Scheduler {
     const double floor = params_.number(ratio).value_or(1e-4);
     if (floor < 0 || floor > 1) params_.refuse(ratio, "is ", floor, "; it must be from 0 to 1");
     const std::string note = concat(floor, " x the learning rate");
-    if (params_.has(ratio)) {
-      params_.honour(ratio, "minimum_learning_rate", floor * peak_.value, note);
-    } else {
-      params_.derive(ratio, "minimum_learning_rate", floor * peak_.value,
-                     "DeepSpeed's default: " + note);
-    }
+    params_.set(ratio, "minimum_learning_rate", floor * peak_.value, note,
+                "DeepSpeed's default: " + note);
   }
 
   void reject(const std::vector<const char*>& keys) const {
@@ -77,11 +73,9 @@ class Scheduler {
       params_.agree(key, "\"auto\": is the optimizer's lr");
     } else if (!peak_.by_scheduler) {
       params_.absent(key, "DeepSpeed's default is the optimizer's lr");
-    } else if (params_.has(key)) {
-      params_.honour(key, "learning_rate", peak_.in_file);
     } else {
-      params_.derive(key, "learning_rate", peak_.in_file,
-                     concat("DeepSpeed's default is ", peak_.in_file));
+      params_.set(key, "learning_rate", peak_.in_file, "",
+                  concat("DeepSpeed's default is ", peak_.in_file));
     }
   }
 
@@ -132,11 +126,7 @@ class Scheduler {
                        params_.has(key) ? "" : ", DeepSpeed's default,", " do not fit into ", steps,
                        " steps; change it, or give --steps");
       }
-      if (params_.has(key)) {
-        params_.honour(key, "warmup_steps", count);
-      } else {
-        params_.derive(key, "warmup_steps", count, "DeepSpeed's default is 1000");
-      }
+      params_.set(key, "warmup_steps", count, "", "DeepSpeed's default is 1000");
       if (!fits) lengthen(key, steps, count);
     }
     shape();

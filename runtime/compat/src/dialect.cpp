@@ -1,5 +1,3 @@
-#include "dialect.h"
-
 #include <algorithm>
 #include <array>
 #include <set>
@@ -37,8 +35,8 @@ bool knows(const Dialect& dialect, const Node::Member& member) {
 
 Recognition recognise(const Document& document, const std::vector<Setting>& table) {
   std::array dialects{Dialect{ConfigDialect::kTessera, {}},
-                      Dialect{ConfigDialect::kAccelerate, names(rules_of("accelerate"))},
-                      Dialect{ConfigDialect::kDeepSpeed, names(rules_of("deepspeed"))}};
+                      Dialect{ConfigDialect::kAccelerate, names(table_of("accelerate").rules)},
+                      Dialect{ConfigDialect::kDeepSpeed, names(table_of("deepspeed").rules)}};
   for (const Setting& setting : table) dialects[0].keys.insert(setting.name);
   for (const Node::Member& member : document.root.members) {
     const auto known = [&](const Dialect& dialect) { return knows(dialect, member); };

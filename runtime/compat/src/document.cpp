@@ -25,16 +25,10 @@ std::int64_t node_count(const Node& node) {
   return count;
 }
 
-const Node::Member* find(const std::vector<Node::Member>& members, const std::string& key) {
-  const auto found = std::find_if(members.begin(), members.end(),
-                                  [&](const Node::Member& member) { return member.key == key; });
-  return found == members.end() ? nullptr : &*found;
-}
-
 /// YAML's merge key: `<<: *defaults` takes what the map does not say itself; of a list of maps, the
 /// first counts most.
 void merge(Node& map) {
-  const Node::Member* found = find(map.members, "<<");
+  const Node::Member* found = map.find("<<");
   if (found == nullptr || found->value.kind == Node::Kind::kScalar) return;
   const Node defaults = found->value;
   std::erase_if(map.members, [](const Node::Member& member) { return member.key == "<<"; });
@@ -115,6 +109,11 @@ std::string with_line_feeds(std::string text) {
 }
 
 }  // namespace
+
+const Node::Member* Node::find(std::string_view key) const {
+  const auto found = std::ranges::find(members, key, &Member::key);
+  return found == members.end() ? nullptr : &*found;
+}
 
 nlohmann::ordered_json Node::json() const {
   switch (kind) {

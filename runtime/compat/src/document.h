@@ -24,6 +24,8 @@ struct Node {
   std::vector<Member> members{};
 
   bool is_null() const { return kind == Kind::kScalar && scalar.is_null(); }
+  /// The member of that key; null if there is none.
+  const Member* find(std::string_view key) const;
   /// The whole subtree without its lines.
   nlohmann::ordered_json json() const;
 };

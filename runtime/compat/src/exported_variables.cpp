@@ -49,8 +49,7 @@ std::map<std::string, std::string> exported_variables(const ConfigTranslation& f
       if (!counts(*section)) continue;
       exported[section->variable] = "true";
     }
-    std::string text =
-        entry.value.is_string() ? entry.value.get<std::string>() : entry.value.dump();
+    std::string text = plain_text(entry.value);
     if (entry.value == false && entry.key == "mixed_precision") text = "no";  // a YAML boolean
     if (variable->name == compat::kDeepSpeedFile) text = compat::beside(file.path, text);
     exported[variable->name] = text;

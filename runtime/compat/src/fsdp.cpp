@@ -167,12 +167,8 @@ void apply_mesh(Section& fsdp, Section& parallelism, const Choice& choice, std::
                   "; remove one of them");
     }
     set_strategy(fsdp, choice, replicate > 1 ? choice.row->hybrid : choice.row->flat);
-    if (parallelism.has(kReplicate)) {
-      parallelism.honour(kReplicate, "replicas", replicate);
-      if (replicate > 1) parallelism.honour(kReplicate, "strategy", choice.row->hybrid);
-    } else {
-      parallelism.derive(kReplicate, "replicas", replicate, "Accelerate's default is 1");
-    }
+    parallelism.set(kReplicate, "replicas", replicate, "", "Accelerate's default is 1");
+    if (replicate > 1) parallelism.honour(kReplicate, "strategy", choice.row->hybrid);
   }
   if (parallelism.has(kShard)) {
     parallelism.agree(kShard, replicate == 1 && shard == 1
@@ -411,10 +407,25 @@ void translate_fsdp(Section& fsdp, Section* parallelism, std::int64_t ranks, std
 
 namespace tessera {
 
+std::vector<BlockClass> block_classes() {
+  return {{"GPT2Block", "GPT-2"},
+          {"LlamaDecoderLayer", "Llama"},
+          {"MistralDecoderLayer", "Mistral"},
+          {"Qwen2DecoderLayer", "Qwen2, Qwen2.5"},
+          {"Qwen3DecoderLayer", "Qwen3"},
+          {"Phi3DecoderLayer", "Phi-3"},
+          {"Gemma2DecoderLayer", "Gemma 2"},
+          {"Gemma3DecoderLayer", "Gemma 3"},
+          {"BertLayer", "BERT"},
+          {"GptBlock", ""},
+          {"TransformerBlock", ""},
+          {"Block", ""}};
+}
+
 std::vector<std::string> block_class_names() {
-  return {"GPT2Block",         "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer",
-          "Qwen3DecoderLayer", "Phi3DecoderLayer",  "Gemma2DecoderLayer",  "Gemma3DecoderLayer",
-          "BertLayer",         "GptBlock",          "TransformerBlock",    "Block"};
+  std::vector<std::string> names;
+  for (const BlockClass& one : block_classes()) names.emplace_back(one.name);
+  return names;
 }
 
 }  // namespace tessera

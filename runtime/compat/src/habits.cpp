@@ -1,4 +1,3 @@
-#include "tessera/compat/habits.h"
 
 #include "keys.h"
 #include "tessera/compat/aliases.h"

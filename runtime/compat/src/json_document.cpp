@@ -3,6 +3,7 @@
 
 #include "document.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera::compat {
 namespace {
@@ -79,7 +80,7 @@ class JsonEvents : public nlohmann::json_sax<json> {
  private:
   bool scalar(json value) {
     // A number is known to end only behind it, perhaps on the next line: its key's line is meant.
-    std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    std::string text = plain_text(value);
     builder_.scalar(std::move(value), std::move(text), key_line_ > 0 ? key_line_ : line_);
     return true;
   }

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <set>
 
-#include "key_value.h"
+#include "keys.h"
 #include "known_settings.h"
 #include "tessera/core/nearest_name.h"
 
@@ -33,32 +33,49 @@ std::string unknown_value(const std::string& word, const std::vector<std::string
 }
 
 Section::Section(ConfigTranslation& translation, const std::string& file, const Node& map,
-                 const std::vector<KeyRule>& rules, Options options)
-    : translation_(translation), file_(file), options_(options), map_line_(map.line) {
+                 const KeyTable& table, const KnownSettings* known, std::string path,
+                 UnknownKeys unknown)
+    : translation_(translation),
+      file_(file),
+      table_(table),
+      known_(known),
+      path_(std::move(path)),
+      unknown_keys_(unknown),
+      map_line_(map.line) {
   RulesByName by_name;
-  for (const KeyRule& rule : rules) by_name.emplace(rule.name, &rule);
-  for (const Node::Member& member : map.members) read_member(member, rules, by_name);
+  for (const KeyRule& rule : table.rules) by_name.emplace(rule.name, &rule);
+  for (const Node::Member& member : map.members) read_member(member, by_name);
+}
+
+Section Section::below(std::string_view key, std::string_view table, UnknownKeys unknown) const {
+  static const Node kEmpty{.kind = Node::Kind::kMap};
+  const Node* const map = node(key);
+  const std::string path = path_of(key);
+  return {translation_,
+          file_,
+          map != nullptr ? *map : kEmpty,
+          table_of(table.empty() ? path : table),
+          known_,
+          path,
+          unknown};
 }
 
 std::string Section::path_of(std::string_view key) const {
-  return options_.name.empty() ? std::string(key) : concat(options_.name, ".", key);
+  return path_.empty() ? std::string(key) : concat(path_, ".", key);
 }
 
-void Section::read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
-                          const RulesByName& by_name) {
+void Section::read_member(const Node::Member& member, const RulesByName& by_name) {
   auto found = by_name.find(member.key);
   const bool prefixed = found != by_name.end();
-  if (!prefixed && !options_.prefix.empty()) {
-    found = by_name.find(concat(options_.prefix, member.key));
-  }
+  if (!prefixed) found = by_name.find(concat(table_.prefix, member.key));
   if (found == by_name.end()) {
     if (is_comment(member.key)) {
       note_member(member, "a comment", Told::kByExplain);
-    } else if (options_.unknown == UnknownKeys::kNoted) {
+    } else if (unknown_keys_ == UnknownKeys::kNoted) {
       note_member(member, "is not known here, and nothing of its section has an effect",
                   Told::kByRun);
     } else {
-      refuse_unknown(member, rules);
+      refuse_unknown(member);
     }
     return;
   }
@@ -71,7 +88,7 @@ void Section::read_member(const Node::Member& member, const std::vector<KeyRule>
   add_entry(member);
   Item& item = items_[rule.name];
   item = {.node = &member.value, .rule = &rule, .entry = entries_.back()};
-  if (!prefixed && options_.apart_from_prefix) {
+  if (!prefixed && table_.apart_from_prefix) {
     differ(rule.name, concat("Accelerate ignores the key unless it is spelt ", rule.name));
   }
   if (says_nothing(rule, member.value)) {
@@ -153,21 +170,20 @@ bool Section::is_refused(std::string_view key) const {
   return translation_.entries[found->second.entry].outcome == KeyOutcome::kRefused;
 }
 
-void Section::refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules) {
+void Section::refuse_unknown(const Node::Member& member) {
   constexpr std::size_t kLongest = 100;
   if (++unknown_ > kMostSuggestions || member.key.size() > kLongest) {
     return refuse_member(member, "unknown key");
   }
   std::vector<std::string> names;
-  for (const KeyRule& known : rules) names.emplace_back(known.name);
-  const std::string word = concat(options_.prefix, member.key);
+  for (const KeyRule& known : table_.rules) names.emplace_back(known.name);
+  const std::string word = concat(table_.prefix, member.key);
   std::string nearest = near_word(member.key, names);
   if (nearest.empty()) nearest = nearest_name(word, names);
-  const std::string remedy = !nearest.empty() ? concat("did you mean '", nearest, "'?")
-                             : options_.hint.empty()
+  const std::string remedy = nearest.empty()
                                  ? concat("the nearest of the ", names.size(), " keys here are ",
                                           joined(nearest_names(word, names, 3)))
-                                 : std::string(options_.hint);
+                                 : concat("did you mean '", nearest, "'?");
   refuse_member(member, "unknown key; " + remedy);
   if (nearest.empty()) return;
   translation_.entries.back().changes = {{.key = path_of(member.key), .name = nearest}};
@@ -256,7 +272,7 @@ void Section::apply_refused(const KeyRule& rule, const Item& item, const std::st
 }
 
 bool Section::overridden(std::string_view key, const char* setting, const std::string& refusal) {
-  if (options_.known == nullptr || !options_.known->is_overridden(setting)) return false;
+  if (known_ == nullptr || !known_->is_overridden(setting)) return false;
   no_effect(key, concat(refusal, "; ", flag_name(setting), " decides instead"), Told::kByRun);
   return true;
 }
@@ -323,6 +339,15 @@ void Section::honour(std::string_view key, const std::string& setting, nlohmann:
                      const std::string& note) {
   agree(key, note);
   entry(key).settings[setting] = std::move(value);
+}
+
+void Section::set(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+                  const std::string& note, const std::string& note_if_absent) {
+  if (has(key)) {
+    honour(key, setting, std::move(value), note);
+  } else {
+    derive(key, setting, std::move(value), note_if_absent);
+  }
 }
 
 bool Section::pass_on(std::string_view key, const std::string& setting) {

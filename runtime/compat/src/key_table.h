@@ -93,6 +93,14 @@ inline KeyRule refused(const char* name, KeyType type, const char* asks_for, con
           .instead = instead};
 }
 
+/// The keys of a section, and what we do with each. README.md has all of them.
+struct KeyTable {
+  const char* section;  ///< by its path; "accelerate" or "deepspeed" at the top
+  std::vector<KeyRule> rules;
+  const char* prefix = "";         ///< keys may go without it: "fsdp_"
+  bool apart_from_prefix = false;  ///< tell that Accelerate ignores keys without the prefix
+};
+
 class KnownSettings;
 class Section;
 
@@ -120,21 +128,17 @@ enum class UnknownKeys : std::uint8_t {
 /// The keys of one section of a file, checked against its table and noted in a translation.
 class Section {
  public:
-  /// Where a section stands and how its keys are spelt.
-  struct Options {
-    std::string_view name;         ///< "fsdp_config", "" at the top
-    std::string_view prefix = {};  ///< keys may go without it: "fsdp_"
-    std::string_view hint = {};    ///< said of unknown keys that are near no known one
-    UnknownKeys unknown = UnknownKeys::kRefused;
-    bool apart_from_prefix = false;        ///< tell that Accelerate ignores keys without the prefix
-    const KnownSettings* known = nullptr;  ///< whose command line lifts refusals; null: none does
-  };
-
   /// Keys that are unknown, there twice, of a wrong type or value, or that ask for what we do not
-  /// have become KeyOutcome::kRefused; for all that is below they are absent. `map` must outlive
-  /// this.
+  /// have become KeyOutcome::kRefused; for all that is below they are absent. `map` and `table`
+  /// must outlive this. `known`: whose command line lifts refusals; null: none does. `path`: where
+  /// it stands, "fsdp_config"; "" at the top.
   Section(ConfigTranslation& translation, const std::string& file, const Node& map,
-          const std::vector<KeyRule>& rules, Options options);
+          const KeyTable& table, const KnownSettings* known = nullptr, std::string path = "",
+          UnknownKeys unknown = UnknownKeys::kRefused);
+  /// The section that stands under `key`, or an empty one; its keys are those of the table of its
+  /// path, or of `table`.
+  Section below(std::string_view key, std::string_view table = "",
+                UnknownKeys unknown = UnknownKeys::kRefused) const;
 
   /// True if it is there, and neither null nor an empty text.
   bool has(std::string_view key) const { return find(key) != nullptr; }
@@ -156,6 +160,9 @@ class Section {
   // These set the outcome of a kUsed key that is there; a second call adds settings or notes.
   void honour(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
               const std::string& note = "");
+  /// Makes a setting of a key that is there, with `note`, or of what its absence means.
+  void set(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
+           const std::string& note, const std::string& note_if_absent);
   /// Makes a setting of the key's value as it is; false if that is absent or "auto".
   bool pass_on(std::string_view key, const std::string& setting);
   /// It is so, without a setting.
@@ -208,12 +215,11 @@ class Section {
   /// The entry of a key; for a refused key one that is thrown away, so that the refusal stays.
   ConfigEntry& entry(std::string_view key);
   std::string path_of(std::string_view key) const;
-  void read_member(const Node::Member& member, const std::vector<KeyRule>& rules,
-                   const RulesByName& by_name);
+  void read_member(const Node::Member& member, const RulesByName& by_name);
   void apply(const KeyRule& rule, const Item& item, const std::string& shown);
   void check_range(const KeyRule& rule, const Node& node);
   void apply_refused(const KeyRule& rule, const Item& item, const std::string& shown);
-  void refuse_unknown(const Node::Member& member, const std::vector<KeyRule>& rules);
+  void refuse_unknown(const Node::Member& member);
   void add_entry(const Node::Member& member);
   void note_member(const Node::Member& member, const std::string& note, Told told);
   void refuse_member(const Node::Member& member, const std::string& why);
@@ -223,7 +229,10 @@ class Section {
 
   ConfigTranslation& translation_;
   std::string file_;
-  Options options_;
+  const KeyTable& table_;
+  const KnownSettings* known_;
+  std::string path_;
+  UnknownKeys unknown_keys_;
   int map_line_ = 0;
   std::map<std::string, Item, std::less<>> items_;
   std::set<std::string, std::less<>> missing_;  ///< refused because they are not there
@@ -247,5 +256,25 @@ using tessera::unknown_value;
 /// The most unknown keys that are compared with all names; a text with more of them is no file of
 /// settings, and has no need of suggestions.
 inline constexpr std::size_t kMostSuggestions = 20;
+
+// The values of keys, by the rules of the tables.
+
+bool is_empty(const Node& node);
+/// True if a value is spelt so that it stands for none: null everywhere, an empty text where texts
+/// belong, {} where keys do, and either of {} and [] where any value may be that nobody here reads.
+bool says_nothing(const KeyRule& rule, const Node& node);
+bool is_auto_text(const Node& node);
+std::vector<std::string> strings(const std::vector<const char*>& words);
+/// The value of `allowed` that is meant, or "".
+std::string match(const std::string& shown, const std::vector<const char*>& allowed);
+std::string in_words(const KeyRule& rule);
+/// Keys by which people write comments in JSON, which has none.
+bool is_comment(std::string_view key);
+/// True if a value asks for what its key is about. `shown`: its canonical spelling.
+bool asks(const KeyRule& rule, const Node& node, const std::string& shown);
+/// The value by which a key asks for nothing; none where it has to be left out for that.
+std::optional<nlohmann::ordered_json> value_for_nothing(const KeyRule& rule);
+/// The value in one spelling, to compare with the table's, or nothing if it is of another type.
+std::optional<std::string> canonical(const KeyRule& rule, const Node& node);
 
 }  // namespace tessera::compat

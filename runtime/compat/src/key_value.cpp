@@ -1,4 +1,4 @@
-#include "key_value.h"
+#include "key_table.h"
 
 #include <algorithm>
 #include <functional>
@@ -12,13 +12,11 @@ namespace {
 /// The switch of a section: "true" or "false", which it is if it does not say; nothing if it says
 /// something else.
 std::optional<std::string> enabled(const Node& map) {
-  for (const Node::Member& member : map.members) {
-    if (member.key != "enabled") continue;
-    const auto flag = as_flag(member.value);
-    if (!flag && !is_auto_text(member.value)) return std::nullopt;
-    return flag == true ? "true" : "false";
-  }
-  return "false";
+  const Node::Member* const member = map.find("enabled");
+  if (member == nullptr) return "false";
+  const auto flag = as_flag(member->value);
+  if (!flag && !is_auto_text(member->value)) return std::nullopt;
+  return flag == true ? "true" : "false";
 }
 
 /// Whether it has switches, at any depth, and none of them is on.

@@ -1,21 +1,19 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "document.h"
 #include "key_table.h"
+#include "tessera/compat/config_sources.h"
 
 namespace tessera::compat {
 
-/// The keys of a section, and what we do with each. README.md has all of them.
-struct KeyTable {
-  const char* section;
-  std::vector<KeyRule> rules;
-};
 const std::vector<KeyTable>& accelerate_key_tables();  ///< of its file and the file's sections
 const std::vector<KeyTable>& deepspeed_key_tables();
-/// Those of one section, "accelerate" or "deepspeed" at the top.
-const std::vector<KeyRule>& rules_of(std::string_view section);
+/// The table of one section.
+const KeyTable& table_of(std::string_view section);
 
 /// A value of `distributed_type`.
 struct DistributedType {
@@ -24,5 +22,15 @@ struct DistributedType {
   const char* refusal;   ///< null, or why we cannot
 };
 const std::vector<DistributedType>& distributed_types();
+
+struct Recognition {
+  ConfigDialect dialect = ConfigDialect::kTessera;
+  std::string by{};  ///< the key that told; empty if there is none
+};
+
+/// Whose keys the file has. A file with none that is known is taken for ours.
+/// Throws Error{kConfig} if it has keys of two dialects, or one that is unknown to all but near
+/// one.
+Recognition recognise(const Document& document, const std::vector<Setting>& table);
 
 }  // namespace tessera::compat

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,10 +36,7 @@ class KnownSettings {
     return override_number(name).value_or(fallback(name).get<double>());
   }
   /// True if the program has the setting.
-  bool has(std::string_view name) const {
-    return std::any_of(context_.table.begin(), context_.table.end(),
-                       [&](const Setting& setting) { return setting.name == name; });
-  }
+  bool has(std::string_view name) const { return find_setting(context_.table, name) != nullptr; }
   /// The launcher of the run's processes.
   const LaunchFacts& launch() const { return context_.launch; }
 
@@ -52,10 +48,8 @@ class KnownSettings {
     return found->template get<T>();
   }
   const nlohmann::json& fallback(std::string_view name) const {
-    const auto found = std::find_if(context_.table.begin(), context_.table.end(),
-                                    [&](const Setting& setting) { return setting.name == name; });
-    require(found != context_.table.end(), ErrorCode::kInternal, "no setting is called '", name,
-            "'");
+    const Setting* const found = find_setting(context_.table, name);
+    require(found != nullptr, ErrorCode::kInternal, "no setting is called '", name, "'");
     return found->fallback;
   }
 

@@ -86,25 +86,6 @@ Launcher by_mpi(const Environment& environment, const MpiNames& names) {
   return checked(std::move(launcher), names.process, names.processes);
 }
 
-Launcher by_open_mpi(const Environment& environment) {
-  return by_mpi(environment, {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                              "OMPI_COMM_WORLD_LOCAL_SIZE"});
-}
-
-Launcher by_mvapich(const Environment& environment) {
-  return by_mpi(environment, {"mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
-                              "MV2_COMM_WORLD_LOCAL_SIZE"});
-}
-
-Launcher by_pmi(const Environment& environment) {
-  return by_mpi(environment, {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"});
-}
-
-Launcher by_slurm_pmix(const Environment& environment) {
-  return by_mpi(environment,
-                {"srun", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"});
-}
-
 /// `offset`: from MASTER_PORT to the port where the processes meet.
 Launcher by_sockets(const Environment& environment, const char* name, int offset = 0) {
   const char* const address = environment("MASTER_ADDR");
@@ -236,6 +217,7 @@ std::shared_ptr<World> join_mpi(const Launcher& launcher, const WorldOptions& op
 struct KnownLauncher {
   std::array<const char*, 2> recognised_by;  ///< null: one is enough
   Launcher (*read)(const Environment& environment);
+  MpiNames mpi{};  ///< where `read` is null
 };
 
 /// The first that is recognised has started this process. Launchers are nested: srun or mpirun
@@ -247,10 +229,19 @@ constexpr std::array kKnownLaunchers{
     KnownLauncher{{kRanksPerProcess, "RANK"}, by_ours},
     KnownLauncher{{"TORCHELASTIC_RUN_ID", "RANK"}, by_torchrun},
     KnownLauncher{{"RANK", "WORLD_SIZE"}, by_hand},
-    KnownLauncher{{"OMPI_COMM_WORLD_SIZE", nullptr}, by_open_mpi},
-    KnownLauncher{{"MV2_COMM_WORLD_SIZE", nullptr}, by_mvapich},
-    KnownLauncher{{"PMI_SIZE", nullptr}, by_pmi},
-    KnownLauncher{{"PMIX_RANK", "SLURM_NTASKS"}, by_slurm_pmix},
+    KnownLauncher{
+        {"OMPI_COMM_WORLD_SIZE", nullptr},
+        nullptr,
+        {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}},
+    KnownLauncher{
+        {"MV2_COMM_WORLD_SIZE", nullptr},
+        nullptr,
+        {"mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}},
+    KnownLauncher{
+        {"PMI_SIZE", nullptr}, nullptr, {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"}},
+    KnownLauncher{{"PMIX_RANK", "SLURM_NTASKS"},
+                  nullptr,
+                  {"srun", "SLURM_PROCID", "SLURM_NTASKS", "OMPI_COMM_WORLD_LOCAL_SIZE"}},
     KnownLauncher{{"SLURM_STEP_ID", "SLURM_NTASKS"}, by_slurm},
 };
 
@@ -263,7 +254,8 @@ Launcher find(const Environment& environment) {
     return name == nullptr || environment(name) != nullptr;
   };
   for (const KnownLauncher& known : kKnownLaunchers) {
-    if (std::ranges::all_of(known.recognised_by, has)) return known.read(environment);
+    if (!std::ranges::all_of(known.recognised_by, has)) continue;
+    return known.read != nullptr ? known.read(environment) : by_mpi(environment, known.mpi);
   }
   const int processes = number(environment, "WORLD_SIZE").value_or(1);
   require(processes == 1, ErrorCode::kConfig, "environment: WORLD_SIZE is ", processes,
@@ -340,10 +332,9 @@ void adopt_restart(const Launcher& launcher, Config& config) {
   require(micro_steps.has_value(), ErrorCode::kConfig, now, " ranks cannot share the ",
           before.micro_batches_per_step(), " micro-batches that a step of ", first, " ranks had");
   config.set_effective("accumulate", *micro_steps);
-  for (const Setting& setting : config.table()) {
-    if (setting.name == "append") config.set_effective("append", true);
-    if (setting.name == "overwrite") config.set_effective("overwrite", false);
-  }
+  if (find_setting(config.table(), "append") == nullptr) return;
+  config.set_effective("append", true);
+  config.set_effective("overwrite", false);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include "scalar.h"
 #include "tessera/core/error.h"
-#include "tessera/core/text.h"
 
 namespace tessera::questionnaire {
 namespace {
@@ -77,8 +76,7 @@ std::string prompt(const Question& question, const json& fallback) {
     return question.text + (fallback == json(true) ? " [YES/no]: " : " [yes/NO]: ");
   }
   if (fallback.is_null()) return question.text + ": ";
-  const std::string shown = fallback.is_string() ? fallback.get<std::string>() : fallback.dump();
-  return question.text + " [" + shown + "]: ";
+  return question.text + " [" + plain_text(fallback) + "]: ";
 }
 
 Reading ask_menu(const Question& question, const json& fallback, const Answers& answers,
@@ -128,14 +126,7 @@ json ask_until_right(const Question& question, const Answers& answers, const jso
 }  // namespace
 
 std::optional<bool> answered_yes(std::string text) {
-  text = lowercase(text);
-  for (const char* word : {"yes", "y", "true", "1"}) {
-    if (text == word) return true;
-  }
-  for (const char* word : {"no", "n", "false", "0"}) {
-    if (text == word) return false;
-  }
-  return std::nullopt;
+  return compat::as_flag({.text = std::move(text)});
 }
 
 Answers ask(const std::vector<Question>& questions, Prompter& prompter) {

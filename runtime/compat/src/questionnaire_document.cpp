@@ -1,4 +1,4 @@
-#include "tessera/compat/questionnaire_document.h"
+#include "tessera/compat/questionnaire.h"
 
 #include <yaml-cpp/yaml.h>
 

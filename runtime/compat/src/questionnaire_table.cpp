@@ -1,10 +1,9 @@
 #include <initializer_list>
 #include <utility>
 
-#include "questionnaire_checks.h"
 #include "questionnaire_rows.h"
 #include "tessera/compat/config_sources.h"
-#include "tessera/compat/questionnaire_document.h"
+#include "tessera/compat/questionnaire.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_options.h"
 
@@ -51,17 +50,8 @@ constexpr const char* kAboutRank =
 /// The layer classes of the models that are trained here, and a way to type others.
 std::vector<Choice> classes_by_model() {
   std::vector<Choice> choices;
-  for (const auto& [name, models] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"GPT2Block", "GPT-2"},
-           {"LlamaDecoderLayer", "Llama"},
-           {"MistralDecoderLayer", "Mistral"},
-           {"Qwen2DecoderLayer", "Qwen2, Qwen2.5"},
-           {"Qwen3DecoderLayer", "Qwen3"},
-           {"Phi3DecoderLayer", "Phi-3"},
-           {"Gemma2DecoderLayer", "Gemma 2"},
-           {"Gemma3DecoderLayer", "Gemma 3"},
-           {"BertLayer", "BERT"}}) {
-    choices.push_back({concat(name, " (", models, ")"), name});
+  for (const auto& [name, models] : block_classes()) {
+    if (*models != '\0') choices.push_back({concat(name, " (", models, ")"), name});
   }
   choices.push_back({"others: I type their names", nullptr});
   return choices;

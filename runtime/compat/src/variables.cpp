@@ -17,9 +17,8 @@ constexpr const char* kMegatronLm = "megatron_lm_config";
 constexpr const char* kFp8 = "fp8_config";
 
 /// FSDP_*, PARALLELISM_CONFIG_* and MEGATRON_LM_* are the keys in capitals.
-void add_capitals(const char* section, const std::vector<KeyRule>& rules,
-                  std::vector<Variable>& table) {
-  for (const KeyRule& rule : rules) {
+void add_capitals(const char* section, std::vector<Variable>& table) {
+  for (const KeyRule& rule : table_of(section).rules) {
     const auto named = [&](const Variable& v) {
       return v.section == section && v.key == rule.name;
     };
@@ -53,10 +52,8 @@ std::vector<Variable> make_variables() {
       {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL", kDeepSpeed, "zero3_save_16bit_model"},
       {"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", kDeepSpeed, "deepspeed_moe_layer_cls_names"},
   };
-  add_capitals(kFsdp, rules_of("fsdp_config"), table);
-  add_capitals(kMesh, rules_of("parallelism_config"), table);
-  add_capitals(kMegatronLm, rules_of("megatron_lm_config"), table);
-  for (const KeyRule& rule : rules_of(kFp8)) {
+  for (const char* const section : {kFsdp, kMesh, kMegatronLm}) add_capitals(section, table);
+  for (const KeyRule& rule : table_of(kFp8).rules) {
     table.push_back(
         {.name = concat("ACCELERATE_", upper(rule.name)), .section = kFp8, .key = rule.name});
   }
@@ -72,10 +69,10 @@ const std::vector<Variable>& variables() {
 
 const std::vector<SectionSwitch>& section_switches() {
   static const std::vector<SectionSwitch> table{
-      {kFsdp, "ACCELERATE_USE_FSDP", "fsdp_", "FSDP"},
-      {kDeepSpeed, "ACCELERATE_USE_DEEPSPEED", "", "DEEPSPEED"},
-      {kMegatronLm, "ACCELERATE_USE_MEGATRON_LM", "megatron_lm_", "MEGATRON_LM"},
-      {kMesh, "ACCELERATE_USE_PARALLELISM_CONFIG", "parallelism_config_"},
+      {kFsdp, "ACCELERATE_USE_FSDP", "FSDP"},
+      {kDeepSpeed, "ACCELERATE_USE_DEEPSPEED", "DEEPSPEED"},
+      {kMegatronLm, "ACCELERATE_USE_MEGATRON_LM", "MEGATRON_LM"},
+      {kMesh, "ACCELERATE_USE_PARALLELISM_CONFIG"},
   };
   return table;
 }
@@ -83,15 +80,11 @@ const std::vector<SectionSwitch>& section_switches() {
 std::string full_path(const std::string& spelt) {
   // The one key of a section that may also stand at the top.
   if (spelt == "dynamo_backend") return concat(kDynamo, ".", spelt);
-  const std::string fp8 = concat(kFp8, ".");
-  if (spelt.starts_with(fp8) && !spelt.substr(fp8.size()).starts_with("fp8_")) {
-    return concat(fp8, "fp8_", spelt.substr(fp8.size()));
-  }
-  for (const SectionSwitch& section : section_switches()) {
-    const std::string beginning = concat(section.section, ".");
-    const std::string key = spelt.substr(std::min(beginning.size(), spelt.size()));
-    if (!spelt.starts_with(beginning) || key.starts_with(section.prefix)) continue;
-    return concat(beginning, section.prefix, key);
+  const std::size_t dot = std::min(spelt.find('.'), spelt.size() - 1);
+  for (const KeyTable& table : accelerate_key_tables()) {
+    if (spelt.substr(0, dot) != table.section) continue;
+    const std::string key = spelt.substr(dot + 1);
+    return concat(table.section, ".", key.starts_with(table.prefix) ? "" : table.prefix, key);
   }
   const auto named = [&](const Variable& variable) { return variable.name == spelt; };
   const auto variable = std::ranges::find_if(variables(), named);

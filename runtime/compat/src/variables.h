@@ -26,7 +26,6 @@ const std::vector<Variable>& variables();
 struct SectionSwitch {
   const char* section;
   const char* variable;
-  const char* prefix;          ///< keys may go without it in a file
   const char* type = nullptr;  ///< of `distributed_type` that has the section; null: FSDP, if there
 };
 const std::vector<SectionSwitch>& section_switches();

@@ -112,7 +112,7 @@ std::vector<NamedText> identity_of_options(const TrainerOptions& options) {
                            : concat("hash ", hash_of_file(o.gemm_table, "a table of GEMMs",
                                                           "tessera calibrate writes one"))});
   }
-  for (const auto& [setting, read, write] : trainer_rows()) {
+  for (const auto& [setting, read, write, field] : trainer_rows()) {
     if (!is_compared(setting, o.device != DeviceChoice::kCuda)) continue;
     const nlohmann::json value = read(o);
     all.push_back(

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "divisors.h"
 #include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"

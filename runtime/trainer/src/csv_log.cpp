@@ -4,10 +4,13 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
+#include "tessera/trainer/log.h"
 
 namespace tessera {
 namespace {
@@ -17,9 +20,6 @@ constexpr std::string_view kHeading =
     "exposed_seconds,eval_loss,eval_perplexity,eval_tokens,positions_per_second,"
     "eval_mean_token_accuracy";
 constexpr std::string_view kLossScaleHeading = ",loss_scale,skipped";
-constexpr std::string_view kNoStep = ",,,,,,,,,";  // the cells between "step" and "eval_loss"
-constexpr std::string_view kNoEvaluation = ",,,";
-
 /// The shortest text that reads back as the same number.
 std::string text_of(double number) {
   std::array<char, 32> text{};
@@ -29,6 +29,24 @@ std::string text_of(double number) {
 
 std::string heading_of(bool loss_scaling) {
   return concat(kHeading, loss_scaling ? kLossScaleHeading : "");
+}
+
+std::string cell(const nlohmann::ordered_json& value) {
+  if (value.is_null()) return "";
+  if (value.is_boolean()) return value ? "1" : "0";
+  return value.is_number_float() ? text_of(value.get<double>()) : value.dump();
+}
+
+/// The row of a log's line, whose keys are columns behind `prefix`.
+std::string row_of(const nlohmann::ordered_json& line, std::string_view prefix, bool loss_scaling) {
+  std::string row;
+  for (const std::string& column : split_text(heading_of(loss_scaling), ',')) {
+    const bool is_own = column.starts_with("eval_") ? prefix == "eval_" : prefix.empty();
+    const std::string key = is_own ? column.substr(prefix.size()) : column;
+    if (!row.empty()) row += ",";
+    if (is_own || column == "step") row += cell(line.value(key, nlohmann::ordered_json()));
+  }
+  return row + "\n";
 }
 
 }  // namespace
@@ -53,31 +71,11 @@ CsvLog::CsvLog(std::string path, Existing existing, bool loss_scaling)
 }
 
 void CsvLog::step(const StepRecord& record, std::optional<double> mfu) {
-  std::string row = std::to_string(record.step);
-  const auto add = [&row](const std::string& cell) { row += "," + cell; };
-  for (const double number : {record.loss, record.gradient_norm, record.learning_rate}) {
-    add(text_of(number));
-  }
-  add(std::to_string(record.tokens));
-  for (const double number : {record.seconds, record.tokens_per_second}) add(text_of(number));
-  add(mfu ? text_of(*mfu) : "");
-  add(std::to_string(record.peak_bytes));
-  add(record.exposed_seconds ? text_of(*record.exposed_seconds) : "");
-  row += kNoEvaluation;
-  add(text_of(record.positions_per_second));
-  add("");  // of an evaluation
-  if (loss_scaling_) {
-    add(text_of(record.loss_scale.value_or(1.0)));
-    add(record.skipped ? "1" : "0");
-  }
-  file_.write(row + "\n");
+  file_.write(row_of(to_json(record, mfu), "", loss_scaling_));
 }
 
 void CsvLog::evaluation(const EvaluationRecord& record) {
-  file_.write(concat(record.step, kNoStep, ",", text_of(record.loss), ",",
-                     text_of(record.perplexity), ",", record.tokens, ",,",
-                     record.token_accuracy() ? text_of(*record.token_accuracy()) : "",
-                     loss_scaling_ ? ",," : "", "\n"));
+  file_.write(row_of(to_json(record), "eval_", loss_scaling_));
 }
 
 }  // namespace tessera

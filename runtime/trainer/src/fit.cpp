@@ -7,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "divisors.h"
 #include "fit_search.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/plan.h"
@@ -100,7 +99,7 @@ std::vector<std::string> pipelines_to_try(const TrainerOptions& options, const M
 std::string value_text(const std::string& setting, const TrainerOptions& options) {
   const nlohmann::json value = row_of(setting).read(options);
   if (value.is_null()) return "";
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return plain_text(value);
 }
 
 /// The values that a setting may become: nothing goes to a disk without --offload-path.

@@ -1,13 +1,27 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera {
+
+/// All divisors of a positive number, ascending.
+inline std::vector<std::int64_t> divisors(std::int64_t number) {
+  std::vector<std::int64_t> small, large;
+  for (std::int64_t d = 1; d <= number / d; ++d) {
+    if (number % d != 0) continue;
+    small.push_back(d);
+    if (d != number / d) large.push_back(number / d);
+  }
+  small.insert(small.end(), large.rbegin(), large.rend());
+  return small;
+}
 
 /// A search among ways to run a model on its data.
 struct FitSearch {

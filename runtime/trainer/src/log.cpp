@@ -17,10 +17,6 @@ namespace {
 constexpr std::array<std::string_view, 6> kRunKeys{"kind", "version", "numerics",
                                                    "date", "host",    "parameters"};
 
-nlohmann::ordered_json or_null(std::optional<double> number) {
-  return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json(nullptr);
-}
-
 }  // namespace
 
 bool is_of_run_line(std::string_view key) {
@@ -29,7 +25,7 @@ bool is_of_run_line(std::string_view key) {
 
 RunLog::RunLog(std::string path, Existing existing) : file_(std::move(path), "`log`", existing) {}
 
-void RunLog::write(const nlohmann::ordered_json& line) {
+void RunLog::line(const nlohmann::ordered_json& line) {
   // A name or path that is not UTF-8 must not end the run.
   file_.write(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
@@ -39,13 +35,12 @@ void RunLog::run(const RunIdentity& identity, const nlohmann::ordered_json& sett
       {"kind", "run"},     {"version", identity.version}, {"numerics", kNumericsVersion},
       {"date", utc_now()}, {"host", host_name()},         {"parameters", identity.parameters}};
   line.update(settings);
-  write(line);
+  this->line(line);
 }
 
-void RunLog::note(const std::string& text) { write({{"kind", "note"}, {"text", text}}); }
+void RunLog::note(const std::string& text) { line({{"kind", "note"}, {"text", text}}); }
 
-void RunLog::step(const StepRecord& record, std::optional<double> mfu,
-                  const std::vector<std::int64_t>& samples_by_source) {
+nlohmann::ordered_json to_json(const StepRecord& record, std::optional<double> mfu) {
   nlohmann::ordered_json line{{"kind", "step"},
                               {"step", record.step},
                               {"loss", record.loss},
@@ -62,8 +57,14 @@ void RunLog::step(const StepRecord& record, std::optional<double> mfu,
     line["loss_scale"] = *record.loss_scale;
     line["skipped"] = record.skipped;
   }
-  if (!samples_by_source.empty()) line["samples_by_source"] = samples_by_source;
-  write(line);
+  return line;
+}
+
+void RunLog::step(const StepRecord& record, std::optional<double> mfu,
+                  const std::vector<std::int64_t>& samples_by_source) {
+  nlohmann::ordered_json of_step = to_json(record, mfu);
+  if (!samples_by_source.empty()) of_step["samples_by_source"] = samples_by_source;
+  line(of_step);
 }
 
 nlohmann::ordered_json to_json(const EvaluationRecord& record) {
@@ -97,17 +98,15 @@ nlohmann::ordered_json to_json(const MultipleChoiceRecord& record) {
           {"acc_norm_stderr", or_null(record.standard_error(normalised))}};
 }
 
-void RunLog::multiple_choice(const MultipleChoiceRecord& record) { write(to_json(record)); }
-
-void RunLog::evaluation(const EvaluationRecord& record) { write(to_json(record)); }
+void RunLog::evaluation(const EvaluationRecord& record) { line(to_json(record)); }
 
 void RunLog::checkpoint(const SaveRecord& record) {
-  write({{"kind", "checkpoint"},
-         {"step", record.step},
-         {"path", record.path},
-         {"bytes", record.bytes},
-         {"waited_seconds", record.waited_seconds},
-         {"seconds", record.seconds}});
+  line({{"kind", "checkpoint"},
+        {"step", record.step},
+        {"path", record.path},
+        {"bytes", record.bytes},
+        {"waited_seconds", record.waited_seconds},
+        {"seconds", record.seconds}});
 }
 
 void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
@@ -156,7 +155,7 @@ void RunLog::summary(const TrainingPlan& plan, const TrainingSummary& summary,
     line["exposed_seconds_per_step"] = summary.timeline->exposed_seconds;
     line["communication_seconds_per_step"] = summary.timeline->communication_seconds;
   }
-  write(line);
+  this->line(line);
 }
 
 }  // namespace tessera

@@ -77,6 +77,11 @@ void OutputFile::write(std::string_view bytes) {
        flag_, " a path elsewhere");
 }
 
+void OutputFile::sync() {
+  require(fsync(descriptor_) == 0 || !is_regular_, ErrorCode::kIo, path_, ": writing failed (",
+          std::strerror(errno), ")");
+}
+
 void OutputFile::write_over(std::string_view end, std::string_view bytes) {
   const auto size = static_cast<std::int64_t>(end.size());
   require(is_regular_ && is_cut_ && size <= written_, ErrorCode::kInvalidArgument, path_,
@@ -113,9 +118,13 @@ void check_writable(const std::string& path, std::string_view flag, Writing writ
 
 void replace_file(const std::string& path, std::string_view flag, const std::string& text) {
   const std::string fresh = path + ".new";
-  OutputFile(fresh, flag).write(text);
+  {
+    OutputFile file(fresh, flag);
+    file.write(text);
+    file.sync();
+  }
   std::error_code error;
-  std::filesystem::rename(fresh, path, error);
+  fs::rename(fresh, path, error);
   require(!error, ErrorCode::kIo, path, ": cannot be replaced (", error.message(), "); give ", flag,
           " a path that is writable");
 }

@@ -102,8 +102,7 @@ nlohmann::json convert(const Setting& setting, const nlohmann::json& value) {
       return check_choice(setting, value.get<std::string>());
     case SettingType::kBytes: {
       if (!value.is_string() && !value.is_number_integer()) fail_type(setting, value);
-      const std::int64_t bytes =
-          parse_bytes(value.is_string() ? value.get<std::string>() : value.dump());
+      const std::int64_t bytes = parse_bytes(plain_text(value));
       check_range(setting, static_cast<double>(bytes), std::to_string(bytes));
       return bytes;
     }
@@ -164,6 +163,40 @@ std::string with(std::string text, char other, char by) {
 }
 
 }  // namespace
+
+Setting flag_setting(std::string name, std::string help, bool fallback) {
+  return {.name = std::move(name),
+          .type = SettingType::kFlag,
+          .fallback = fallback,
+          .help = std::move(help)};
+}
+
+std::vector<Setting> in_group(const std::string& group, std::vector<Setting> settings) {
+  for (Setting& setting : settings) setting.group = group;
+  return settings;
+}
+
+std::vector<Setting> in_group(const std::string& group, MustAgree agree,
+                              std::vector<Setting> settings) {
+  for (Setting& setting : settings) setting.must_agree = agree;
+  return in_group(group, std::move(settings));
+}
+
+void check_path(const nlohmann::json& value) {
+  require(!value.get<std::string>().empty(), ErrorCode::kConfig,
+          "is empty; give a path, or leave it out");
+}
+
+const Setting* find_setting(const std::vector<Setting>& table, std::string_view name) {
+  const auto found = std::ranges::find(table, name, &Setting::name);
+  return found == table.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> names_of(const std::vector<Setting>& table) {
+  std::vector<std::string> names;
+  for (const Setting& setting : table) names.push_back(setting.name);
+  return names;
+}
 
 nlohmann::json checked_value(const Setting& setting, const nlohmann::json& value) {
   if (value.is_null() && setting.fallback.is_null()) return value;  // "unset" can be written out
@@ -229,8 +262,8 @@ Settings::Settings(std::vector<Setting> table) : table_(std::move(table)) {
 }
 
 const Setting& Settings::setting(std::string_view name) const {
-  const auto found = std::ranges::find(table_, name, &Setting::name);
-  require(found != table_.end(), ErrorCode::kInternal, "no setting is called '", name, "'");
+  const Setting* const found = find_setting(table_, name);
+  require(found != nullptr, ErrorCode::kInternal, "no setting is called '", name, "'");
   return *found;
 }
 

@@ -16,11 +16,11 @@ namespace {
 
 /// Checks the limits of each setting by itself.
 void check_rows(const TrainerOptions& options) {
-  for (const auto& [setting, read, write] : trainer_rows()) {
+  for (const auto& row : trainer_rows()) {
     try {
-      checked_value(setting, read(options));
+      checked_value(row.setting, row.read(options));
     } catch (const Error& error) {
-      fail(ErrorCode::kConfig, setting.name, ": ", error.what());
+      fail(ErrorCode::kConfig, row.setting.name, ": ", error.what());
     }
   }
 }

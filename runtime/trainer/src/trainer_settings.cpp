@@ -72,20 +72,11 @@ void check_trainable_strategy(const json& value) {
   if (!value.get<std::string>().empty()) check_strategy(value);
 }
 void check_axes(const json& value) { parse_axes(value.get<std::string>()); }
-void check_layers(const json& value) { parse_stage_layers(value.get<std::string>()); }
-void check_schedule(const json& value) { parse_pipeline_schedule(value.get<std::string>()); }
-void check_wrap(const json& value) { parse_wrap_policy(value.get<std::string>()); }
-void check_offload(const json& value) { parse_offload(value.get<std::string>()); }
 void check_offload_to_host(const json& value) {
   require(parse_offload(value.get<std::string>()).disk == 0.0, ErrorCode::kConfig,
           kNoGradientsOnDisk);
 }
-void check_step_range(const json& value) { parse_step_range(value.get<std::string>()); }
 void check_cpu_list(const json& value) { parse_cpu_list(value.get<std::string>()); }
-void check_path(const json& value) {
-  require(!value.get<std::string>().empty(), ErrorCode::kConfig,
-          "is empty; give a path, or leave it out");
-}
 
 /// One state of the placement: the strategy's, unless it is given.
 Row placement(const char* name, const std::string& what, AxisSet Placement::*state) {
@@ -104,7 +95,8 @@ Row placement(const char* name, const std::string& what, AxisSet Placement::*sta
 /// A text that is absent where it is empty.
 template <auto... members>
 Row text_row(const char* name, const char* help, void (*check)(const json&), MustAgree must_agree) {
-  Row row = bound<members...>(name, help, {.check = check, .must_agree = must_agree});
+  Row row = bound<members...>(name, help, {.must_agree = must_agree});
+  if (check != nullptr) row.setting.check = check;
   row.setting.fallback = nullptr;
   row.read = [read = row.read](const O& o) {
     json value = read(o);
@@ -113,9 +105,10 @@ Row text_row(const char* name, const char* help, void (*check)(const json&), Mus
   return row;
 }
 
-/// A text that is absent where it is empty.
 template <auto... members>
-Row path_row(const char* name, const char* help, MustAgree must_agree);
+Row path_row(const char* name, const char* help, MustAgree must_agree) {
+  return text_row<members...>(name, help, check_path, must_agree);
+}
 
 std::vector<Row> sharding_rows() {
   return in_group(
@@ -153,22 +146,19 @@ std::vector<Row> sharding_rows() {
               "first (fewer bytes between them)"),
           bound<&O::wrap>("wrap",
                           "units, which are gathered together: layer, size:N (at least N "
-                          "parameters) or none (all)",
-                          {.check = check_wrap}),
+                          "parameters) or none (all)"),
           bound<&O::offload_optimizer>(
               "offload_optimizer",
               "where optimizer state and fp32 master weights are: none (on the device), host (in "
               "the host's memory, and updated there), disk (in a file in `offload_path`, and "
-              "updated on the host), or host:SHARE or disk:SHARE (those of a share of the units)",
-              {.check = check_offload}),
+              "updated on the host), or host:SHARE or disk:SHARE (those of a share of the units)"),
           bound<&O::offload_parameters>(
               "offload_parameters",
               "where the parameters are that layers do not read just now: none (on the device), "
               "host (in the host's memory, with the optimizer state of their units), disk (in a "
               "file "
               "in `offload_path`, with that state on the host at least), or host:SHARE or "
-              "disk:SHARE",
-              {.check = check_offload}),
+              "disk:SHARE"),
           bound<&O::offload_gradients>(
               "offload_gradients",
               "where reduced gradients are between micro-steps and until the optimizer step: none "
@@ -223,7 +213,7 @@ std::vector<Row> pipeline_rows() {
               "weight gradients where it would wait), zb-v (the same with the first and the last "
               "stage on one rank), or a .csv file with a row of passes for each pipeline rank, in "
               "PyTorch's compute_only form [1f1b; with virtual_stages interleaved]",
-              check_schedule, MustAgree::kAll),
+              nullptr, MustAgree::kAll),
           bound<&O::pipeline, &P::virtual_stages>(
               "virtual_stages", "stages on each pipeline rank [0: 1; of interleaved and zb-v 2]",
               {.minimum = 0, .maximum = kMaxRanks}),
@@ -231,7 +221,7 @@ std::vector<Row> pipeline_rows() {
               "pipeline_split",
               "layers of each stage, like 4,5,2; the embedding and the head are layers [such that "
               "the slowest stage is as fast as can be]",
-              check_layers, MustAgree::kAll),
+              nullptr, MustAgree::kAll),
           bound<&O::pipeline, &P::stage_blocks>(
               "layers_per_virtual_stage",
               "blocks of each stage, beside the embedding and the head, which decides "
@@ -295,11 +285,6 @@ std::vector<Row> evaluation_rows() {
            "by more than this the loss must be lower than the best before, for `patience` to count "
            "anew",
            {.minimum = 0})});
-}
-
-template <auto... members>
-Row path_row(const char* name, const char* help, MustAgree must_agree) {
-  return text_row<members...>(name, help, check_path, must_agree);
 }
 
 std::vector<Row> checkpoint_rows() {
@@ -431,8 +416,7 @@ std::vector<Row> machine_rows() {
           bound<&O::trace, &TraceOptions::steps>("trace_steps",
                                                  "the steps of `trace.file`, counted from 1, like "
                                                  "3-5 or 7; of an evaluation its batches "
-                                                 "[the third to the fifth of the run]",
-                                                 {.check = check_step_range}),
+                                                 "[the third to the fifth of the run]"),
           bound<&O::overlap_steps>(
               "overlap_steps",
               "begin each step before the last one's results are read, and run the optimizer "
@@ -468,15 +452,12 @@ std::vector<Setting> trainer_settings() { return settings_of(trainer_rows()); }
 
 std::vector<Setting> output_settings() {
   const auto path = [](const char* name, const char* help) {
-    return Setting{.name = name,
-                   .help = help,
-                   .group = "Output",
-                   .check = check_path,
-                   .must_agree = MustAgree::kNone};
+    return Setting{.name = name, .help = help, .check = check_path};
   };
-  return {path("log", "write a JSON object per line here: the run, each step, a summary"),
-          path("csv", "write a table of the steps here"),
-          path("tensorboard", "write an event file for TensorBoard in this folder")};
+  return in_group("Output", MustAgree::kNone,
+                  {path("log", "write a JSON object per line here: the run, each step, a summary"),
+                   path("csv", "write a table of the steps here"),
+                   path("tensorboard", "write an event file for TensorBoard in this folder")});
 }
 
 Setting state_dict_setting() {

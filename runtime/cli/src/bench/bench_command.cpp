@@ -8,6 +8,13 @@
 
 namespace tessera::cli {
 
+void add_number(CLI::App& command, const char* flags, int& value, int least, const char* help,
+                int most) {
+  command.add_option(flags, value, help)
+      ->check(CLI::Range(least, most).description(""))
+      ->type_name("N");
+}
+
 std::function<int()> add_bench(CLI::App& app) {
   app.require_subcommand(1);
   std::vector<std::pair<CLI::App*, std::function<int()>>> commands;

@@ -1,4 +1,4 @@
-#include "bench/collective_case.h"
+#include "bench/collective_bench.h"
 
 #include <algorithm>
 #include <array>

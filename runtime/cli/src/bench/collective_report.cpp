@@ -1,4 +1,4 @@
-#include "bench/collective_report.h"
+#include "bench/collective_bench.h"
 
 #include <array>
 #include <cmath>

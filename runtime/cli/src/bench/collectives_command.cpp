@@ -11,10 +11,9 @@
 #include <vector>
 
 #include "bench/bench_commands.h"
-#include "bench/collective_report.h"
+#include "bench/collective_bench.h"
 #include "bench/machine_context.h"
 #include "commands.h"
-#include "settings/help_format.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/core/mesh.h"
@@ -273,28 +272,22 @@ void add_sizes(CLI::App& command, CollectivesRequest& r) {
       .add_option("-i,--stepbytes", r.step_bytes,
                   "from one size to the next, instead of a factor; 0: the factor")
       ->type_name("SIZE");
-  command.add_option("-f,--stepfactor", o.step_factor, "from one size to the next")
-      ->check(CLI::Range(2, 1 << 20).description(""))
-      ->type_name("N");
+  add_number(command, "-f,--stepfactor", o.step_factor, 2, "from one size to the next", 1 << 20);
 }
 
 void add_repetitions(CLI::App& command, CollectivesRequest& r) {
   CollectiveOptions& o = r.measure;
-  const auto number = [&](const char* flags, int& value, int least, const char* help) {
-    command.add_option(flags, value, help)
-        ->check(CLI::Range(least, 1 << 30).description(""))
-        ->type_name("N");
-  };
-  number("-n,--iters", o.iterations, 1, "calls of a timing");
-  number("-w,--warmup-iters", o.warm_ups, 0, "calls before the first timing of a size");
-  number("--repeats", o.repeats, 1,
-         "timings, in turns with those of a memcpy; the table has their mean, -J all of them");
-  number("-c,--check", r.check, 0, "1: count elements that are wrong; 0: do not");
-  number("-z,--blocking", r.blocking, 0,
-         "1: calls start together on all ranks; 0: they follow each other");
-  number("-u,--unalign", o.unalign, 0,
-         "elements by which buffers begin behind an aligned address; counts are ragged then");
-  number("-r,--root", o.root, 0, "root of broadcast");
+  add_number(command, "-n,--iters", o.iterations, 1, "calls of a timing");
+  add_number(command, "-w,--warmup-iters", o.warm_ups, 0,
+             "calls before the first timing of a size");
+  add_number(command, "--repeats", o.repeats, 1,
+             "timings, in turns with those of a memcpy; the table has their mean, -J all of them");
+  add_number(command, "-c,--check", r.check, 0, "1: count elements that are wrong; 0: do not");
+  add_number(command, "-z,--blocking", r.blocking, 0,
+             "1: calls start together on all ranks; 0: they follow each other");
+  add_number(command, "-u,--unalign", o.unalign, 0,
+             "elements by which buffers begin behind an aligned address; counts are ragged then");
+  add_number(command, "-r,--root", o.root, 0, "root of broadcast");
   command.add_option("-o,--op", r.op, "sum")->type_name("OP");
   command
       .add_option("-d,--datatype", r.type, "float, half, bfloat16, double, int32, int64 or uint8")
@@ -362,11 +355,6 @@ void add_fixed_flags(CLI::App& command, CollectivesRequest& r) {
 }
 
 void add_ranks(CLI::App& command, CollectivesRequest& r) {
-  const auto number = [&](const char* flags, int& value, int least, const char* help) {
-    command.add_option(flags, value, help)
-        ->check(CLI::Range(least, kMaxRanks).description(""))
-        ->type_name("N");
-  };
   command
       .add_option("--collective", r.collective,
                   "all_gather, reduce_scatter, all_reduce, broadcast, all_to_all, sendrecv, "
@@ -376,13 +364,16 @@ void add_ranks(CLI::App& command, CollectivesRequest& r) {
       .add_option("--group", r.group,
                   group_names() + "; the groups of an axis run at the same time")
       ->type_name("NAME");
-  number("-g,--ngpus,--ranks", r.ranks, 1,
-         "ranks of this process (default 2); a launcher's are taken by themselves");
-  number("-t,--nthreads", r.threads_of_process, 1, "times as many ranks");
-  number("--replicas", r.replicas, 1,
-         "copies of the sharded state, as train has it: ranks / replicas are a shard group");
-  number("--threads-per-rank", r.threads_per_rank, 0, "0: the cores divided by the ranks");
-  number("-T,--timeout", r.timeout_seconds, 0, "seconds that a rank waits for its peers; 0: a day");
+  add_number(command, "-g,--ngpus,--ranks", r.ranks, 1,
+             "ranks of this process (default 2); a launcher's are taken by themselves", kMaxRanks);
+  add_number(command, "-t,--nthreads", r.threads_of_process, 1, "times as many ranks", kMaxRanks);
+  add_number(command, "--replicas", r.replicas, 1,
+             "copies of the sharded state, as train has it: ranks / replicas are a shard group",
+             kMaxRanks);
+  add_number(command, "--threads-per-rank", r.threads_per_rank, 0,
+             "0: the cores divided by the ranks", kMaxRanks);
+  add_number(command, "-T,--timeout", r.timeout_seconds, 0,
+             "seconds that a rank waits for its peers; 0: a day", kMaxRanks);
   command.add_option("--device", r.device, "auto, cpu or cuda")->type_name("NAME");
 }
 

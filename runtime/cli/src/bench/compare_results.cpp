@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/quantile.h"
 #include "tessera/lab/measurement_noise.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera::bench {
 namespace {
@@ -72,8 +73,7 @@ std::vector<Timings> read_collectives(const json& file) {
 
 std::string context_text(const json& context, const std::string& key) {
   if (!context.contains(key)) return "not said";
-  const json& value = context.at(key);
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return plain_text(context.at(key));
 }
 
 /// The quantile of Student's t that chance exceeds once in a thousand times.

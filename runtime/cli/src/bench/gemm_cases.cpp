@@ -1,4 +1,4 @@
-#include "bench/gemm_cases.h"
+#include "bench/kernel_cases.h"
 
 #include <set>
 #include <string>

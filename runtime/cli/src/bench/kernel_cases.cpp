@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "bench/gemm_cases.h"
 #include "bench/kernel_operands.h"
 #include "tessera/kernels/cuda_options.h"
 

@@ -1,4 +1,4 @@
-#include "bench/kernel_lab.h"
+#include "bench/kernel_cases.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

@@ -220,22 +220,16 @@ std::function<int()> add_bench_kernels(CLI::App& command) {
   command.option_defaults()->always_capture_default();
   command.add_option("--filter", request->filter, "time kernels whose name matches")
       ->type_name("REGEX");
-  command
-      .add_option("--repetitions", request->repetitions,
-                  "of each; above 1, mean, median and spread, too")
-      ->check(CLI::Range(1, 1 << 20).description(""))
-      ->type_name("N");
+  add_number(command, "--repetitions", request->repetitions, 1,
+             "of each; above 1, mean, median and spread, too", 1 << 20);
   command.add_option("--min-seconds", request->min_seconds, "that a repetition should last")
       ->check(CLI::Validator(CLI::PositiveNumber).description(""))
       ->type_name("X");
   command.add_option("--json", request->json_path, "also write the results there")
       ->type_name("FILE");
   command.add_flag("--list", request->list, "print the names instead");
-  command
-      .add_option("--threads", request->threads,
-                  "of kernels on the CPU; 0: OMP_NUM_THREADS, else the cores")
-      ->check(CLI::Range(0, 1 << 16).description(""))
-      ->type_name("N");
+  add_number(command, "--threads", request->threads, 0,
+             "of kernels on the CPU; 0: OMP_NUM_THREADS, else the cores", 1 << 16);
   command.add_option("--device", request->device, "cpu, cuda, or auto: both, if there is a GPU")
       ->type_name("NAME");
   command.footer(

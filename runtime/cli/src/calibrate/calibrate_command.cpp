@@ -1,31 +1,44 @@
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <iosfwd>
 #include <iostream>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <ostream>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "calibrate/step_calibration.h"
 #include "commands.h"
 #include "env/machine.h"
+#include "output/live_line.h"
+#include "output/run_report.h"
 #include "output/terminal.h"
+#include "output/text_table.h"
+#include "plan/planned_run.h"
 #include "run/interrupt.h"
 #include "settings/command_line.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
+#include "tessera/compat/config.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/machine_load.h"
 #include "tessera/core/usable_cores.h"
 #include "tessera/kernels/gemm_table.h"
+#include "tessera/kernels/philox.h"
 #include "tessera/lab/calibrate.h"
+#include "tessera/lab/hardware_profile.h"
 #include "tessera/lab/measurement_noise.h"
+#include "tessera/lab/step_times.h"
+#include "tessera/model/gpt_family.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -35,6 +48,155 @@
 // GPU runs each GEMM fastest.
 namespace tessera::cli {
 namespace {
+
+/// Told what is timed next; false: stop.
+using StepProgress = std::function<bool(const std::string& what)>;
+
+constexpr std::size_t kShownKernels = 6;
+/// A kernel that loses less of a step is not shown.
+constexpr double kWorthShowing = 0.005;
+
+/// Samples of tokens that mean nothing: kernels take as long for any. Each is one document. Of a
+/// model with labels the last token has one, of an encoder the first.
+class RandomSamples : public TokenShapes {
+ public:
+  explicit RandomSamples(const GptChoice& choice)
+      : TokenShapes(choice.sequence_length, choice.has_starts),
+        length_(choice.sequence_length),
+        vocabulary_(choice.config.vocab_size),
+        labels_(std::ssize(choice.config.labels)),
+        labelled_(family_of(choice.config).encoder ? 0 : choice.sequence_length - 1) {}
+  std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                    TensorView targets) const override {
+    auto* const tokens = inputs.as<std::int32_t>();
+    const std::int64_t count = micro_batch * length_;
+    for (std::int64_t i = 0; i < count; ++i) {
+      tokens[i] = drawn(first * length_ + i, vocabulary_);
+      const bool is_labelled = i % length_ == labelled_;
+      targets.as<std::int32_t>()[i] = labels_ == 0  ? drawn(first * length_ + i + 1, vocabulary_)
+                                      : is_labelled ? drawn(first * length_ + i, labels_)
+                                                    : kIgnored;
+    }
+    std::fill(tokens + count, tokens + inputs.numel(), 0);  // where documents begin
+    return labels_ == 0 ? count : micro_batch;
+  }
+
+ private:
+  static constexpr std::int32_t kIgnored = -100;
+
+  static std::int32_t drawn(std::int64_t place, std::int64_t below) {
+    return static_cast<std::int32_t>(random_word({1, 2}, place) %
+                                     static_cast<std::uint32_t>(below));
+  }
+
+  std::int64_t length_, vocabulary_, labels_;
+  std::int64_t labelled_;  ///< the place in a sample
+};
+
+/// The run of one rank that needs no others, as the planner takes it.
+void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
+  options.strategy = "no_shard";
+  options.trainable_strategy.clear();
+  options.placement.reset();
+  options.ranks = 1;
+  options.replicas = 0;
+  options.pipeline = {};
+  options.accumulate = 1;
+  options.offload_optimizer = options.offload_parameters = options.offload_gradients = {};
+  options.offload_activations = ActivationOffload::kNone;
+  options.policy.recompute = recompute;
+  options.overlap_steps = false;
+  options.threads_per_rank = threads;
+  options.trace = {};
+  options.checkpoints = {};
+}
+
+/// Times the kernels inside of steps of the run that `config` describes, with recomputation and
+/// without, on the device of the profile: of a CPU one rank with all `cores`, and as many as there
+/// are cores with one thread each, of GPUs the first one. The ranks are alone, without what
+/// strategies, accumulation, stages and offload add: simulation adds these. Each of them is timed
+/// for `seconds`. Throws Error{kConfig} on what cannot be planned, Error{kAborted} if `progress`
+/// says so.
+std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
+                                       int cores, double seconds, const StepProgress& progress) {
+  std::vector<StepTimes> all;
+  const bool on_gpu = profile.device == "cuda";
+  for (const int threads : on_gpu ? std::set<int>{1} : std::set<int>{1, cores}) {
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      Config own = config;
+      const PlannedRun run(own, [&](TrainerOptions& options, const RunInputs& /*inputs*/) {
+        make_alone(options, recompute, threads);
+        options.device = on_gpu ? DeviceChoice::kCuda : DeviceChoice::kCpu;
+      });
+      const RandomSamples samples(run.choice);
+      const std::string what =
+          concat(run.model.name, " in ", to_string(run.plan.options.precision), ", ",
+                 run.plan.options.micro_batch, " x ", run.choice.sequence_length,
+                 recompute == Recompute::kFull ? ", recomputed" : "");
+      const int copies = on_gpu ? 1 : std::max(1, cores / threads);
+      const std::string ranks =
+          on_gpu ? "one rank" : concat(counted(copies, "rank"), " of ", counted(threads, "thread"));
+      const auto goes_on = [&] { return progress(concat(what, ", ", ranks)); };
+      StepTimes times = time_steps({.program = {&run.plan.schedule(), &samples},
+                                    .layout = run.plan.layout,
+                                    .model = run.model,
+                                    .options = executor_options(run.plan.options),
+                                    .copies = copies,
+                                    .seconds = seconds,
+                                    .goes_on = goes_on},
+                                   profile);
+      times.model = what;
+      times.source =
+          concat("inside of steps of ", ranks, on_gpu ? "" : " at once", ", on this machine");
+      all.push_back(std::move(times));
+    }
+  }
+  return all;
+}
+
+/// Prints how long steps took, and where they lose time: the kernels that take most longer inside
+/// of a step than alone, in ms of a step.
+void print_steps(std::ostream& out, const StepTimes& steps) {
+  double inside = 0.0, alone = 0.0, passes = 0.0;
+  for (const StepTimes::Kernel& kernel : steps.kernels) {
+    inside += kernel.calls * kernel.seconds;
+    alone += kernel.calls * kernel.alone;
+    if (find_operation(kernel.operation)->is_pass) passes += kernel.calls;
+  }
+  print_paragraph(out, concat(steps.model, ", ", steps.source, ": a step takes ", in_ms(steps.step),
+                              " ms, its kernels ", in_ms(inside), " ms and alone ", in_ms(alone),
+                              " ms; beside kernels ", in_ms(steps.beside * passes),
+                              " ms, between steps ", in_ms(steps.between), " ms"));
+  std::vector<const StepTimes::Kernel*> slowest;
+  const auto lost = [](const StepTimes::Kernel* kernel) {
+    return kernel->calls * (kernel->seconds - kernel->alone);
+  };
+  for (const StepTimes::Kernel& kernel : steps.kernels) slowest.push_back(&kernel);
+  std::ranges::sort(slowest, std::greater<>(), lost);
+  slowest.resize(std::min(slowest.size(), kShownKernels));
+  std::erase_if(slowest, [&](const StepTimes::Kernel* kernel) {
+    return lost(kernel) < kWorthShowing * steps.step;
+  });
+  TextTable table({"operation", "kernel", "size", "inside, ms", "lost, ms"});
+  for (const StepTimes::Kernel* const kernel : slowest) {
+    std::vector<std::string> size;
+    for (const double n : kernel->size) size.push_back(concat(static_cast<std::int64_t>(n)));
+    table.add({kernel->operation, kernel->kernel, tessera::joined(size, " x "),
+               in_ms(kernel->calls * kernel->seconds), in_ms(lost(kernel))});
+  }
+  if (!slowest.empty()) table.print(out);
+  out << "\n";
+}
+
+/// Replaces the steps of a profile that are of the same run as those of `fresh`.
+void replace_steps(HardwareProfile& profile, std::vector<StepTimes> fresh) {
+  for (StepTimes& steps : fresh) {
+    std::erase_if(profile.steps, [&](const StepTimes& old) {
+      return old.model == steps.model && old.threads == steps.threads;
+    });
+    profile.steps.push_back(std::move(steps));
+  }
+}
 
 constexpr const char* kTableFlag = "--gemm-table";
 
@@ -95,7 +257,8 @@ int calibrate_gemms(const std::string& path, const std::vector<GemmArgs>& gemms)
         concat(i + 1, "/", missing.size(), "  ", tessera::describe(problem), ": ",
                choice == table.choices.end() ? "by our kernels, cuBLASLt has none"
                                              : describe(choice->second));
-    std::cout << for_reader(inspect(stdout), line, 4) << "\n" << std::flush;
+    print_line(stdout, line, 4);
+    std::cout << std::flush;
   }
   std::cout << path << " has " << table.choices.size() << " GEMMs; train with " << kTableFlag << " "
             << path << "\n";
@@ -117,40 +280,11 @@ constexpr const char* kProfileFlag = "--profile";
 /// Steps of each kind are timed for this part of the budget.
 constexpr double kShareOfSteps = 30.0;
 
-/// "12/345, 3 of 180 s  gemm nt in fp32, 1 threads", rewritten in a terminal, else a line now and
-/// then.
-class ProgressLine {
- public:
-  void show(const CalibrationProgress& progress) {
-    show(concat(std::min(progress.done + 1, progress.all), "/", progress.all, ", ",
-                fixed(progress.used, 0), " of ", fixed(progress.budget, 0), " s  ", progress.what));
-  }
-  /// May be called by several threads.
-  void show(const std::string& line) {
-    const std::lock_guard lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - shown_ < (terminal_.interactive ? kOften : kRarely)) return;
-    shown_ = now;
-    if (!terminal_.interactive) {
-      std::cerr << line << "\n";
-      return;
-    }
-    std::cerr << "\r" << line << "\x1b[K" << std::flush;
-    open_ = true;
-  }
-  ~ProgressLine() { end(); }
-  void end() {
-    if (open_) std::cerr << "\n";
-    open_ = false;
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kOften{100}, kRarely{10000};
-  const Terminal terminal_ = inspect(stderr);
-  std::mutex mutex_;
-  std::chrono::steady_clock::time_point shown_{};
-  bool open_ = false;
-};
+/// "12/345, 3 of 180 s  gemm nt in fp32, 1 threads".
+std::string in_words(const CalibrationProgress& progress) {
+  return concat(std::min(progress.done + 1, progress.all), "/", progress.all, ", ",
+                fixed(progress.used, 0), " of ", fixed(progress.budget, 0), " s  ", progress.what);
+}
 
 /// Profiles this machine's first visible GPU.
 HardwareProfile profile_of_gpu(CalibrationOptions options) {
@@ -187,7 +321,7 @@ void write_profile(const std::string& path, const HardwareProfile& profile) {
 
 /// Adds the kernels of the config's model, timed inside of steps; false: the machine is busy.
 bool add_steps(const Config& config, HardwareProfile& profile, const QuietCalibration& calibration,
-               ProgressLine& line, const InterruptGuard& interrupt) {
+               LiveLine& line, const InterruptGuard& interrupt) {
   const int cores = usable_cores();
   const std::vector<std::string> seen = disturbances(calibration.watch());
   if (!seen.empty()) calibration.say(seen);
@@ -199,7 +333,7 @@ bool add_steps(const Config& config, HardwareProfile& profile, const QuietCalibr
         line.show(what);
         return interrupt.signal() == 0;
       });
-  line.end();
+  line.erase();
   for (const StepTimes& steps : times) print_steps(std::cout, steps);
   replace_steps(profile, std::move(times));
   return true;
@@ -210,7 +344,7 @@ int calibrate_profile(const Config& config, const std::string& path) {
   const bool anyway = config.get<bool>("anyway");
   check_writable(path, kProfileFlag, Writing::kByReplacing);
   const Machine machine = probe_machine();
-  ProgressLine line;
+  LiveLine line;
   const InterruptGuard interrupt;
   CalibrationOptions options{
       .name = std::filesystem::path(path).stem(),
@@ -220,7 +354,7 @@ int calibrate_profile(const Config& config, const std::string& path) {
       .budget = config.get<double>("time_budget"),
       .coarseness = config.get<bool>("quick") ? 2 : 1,
       .progress = [&](const CalibrationProgress& progress) {
-        line.show(progress);
+        line.show(in_words(progress));
         return interrupt.signal() == 0;
       }};
   const QuietCalibration calibration{
@@ -230,7 +364,7 @@ int calibrate_profile(const Config& config, const std::string& path) {
           [&](const MachineLoad& before) {
             options.waiting = before.waiting;
             HardwareProfile profile = on_gpu ? profile_of_gpu(options) : calibrate_cpu(options);
-            line.end();
+            line.erase();
             return profile;
           },
       .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
@@ -274,34 +408,22 @@ int run_calibrate(Config config) {
 }
 
 std::vector<Setting> profile_settings() {
-  return {
-      {.name = "profile",
-       .fallback = "",
-       .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
-               "copies, a CPU's collectives; write a profile for 'tessera simulate'; with --model, "
-               "add that model's kernels as steps run them; nothing else should run meanwhile",
-       .group = "Machine",
-       .must_agree = MustAgree::kNone},
-      {.name = "time_budget",
-       .type = SettingType::kNumber,
-       .fallback = 180.0,
-       .help = "seconds that it may take; of sizes for which that is too little, those nearest "
-               "stand in",
-       .group = "Machine",
-       .minimum = 0,
-       .must_agree = MustAgree::kNone},
-      {.name = "quick",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "time every second size only",
-       .group = "Machine",
-       .must_agree = MustAgree::kNone},
-      {.name = "anyway",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "write the profile even if other programs disturb it; it says so",
-       .group = "Machine",
-       .must_agree = MustAgree::kNone}};
+  return in_group(
+      "Machine", MustAgree::kNone,
+      {{.name = "profile",
+        .fallback = "",
+        .help = "time this machine's GPU, or with --device cpu its CPU: kernels at many sizes, "
+                "copies, a CPU's collectives; write a profile for 'tessera simulate'; with "
+                "--model, add that model's kernels as steps run them; nothing else should run "
+                "meanwhile"},
+       {.name = "time_budget",
+        .type = SettingType::kNumber,
+        .fallback = 180.0,
+        .help = "seconds that it may take; of sizes for which that is too little, those nearest "
+                "stand in",
+        .minimum = 0},
+       flag_setting("quick", "time every second size only"),
+       flag_setting("anyway", "write the profile even if other programs disturb it; it says so")});
 }
 
 }  // namespace
@@ -311,8 +433,8 @@ std::function<int()> add_calibrate(CLI::App& app) {
       app, joined({model_settings(), trainer_settings(), profile_settings()}),
       joined({train_only_settings(), plan_only_settings()}));
   return [command] {
-    Config config = command->config(std::cerr, kForAnyMachine);
-    print_announcements(std::cerr, config);
+    Config config = command->config(kForAnyMachine);
+    print_announcements(config);
     return run_calibrate(std::move(config));
   };
 }

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "output/json_output.h"
+#include "output/live_line.h"
 #include "output/terminal.h"
 #include "output/text_table.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
@@ -101,12 +102,9 @@ void write_checkpoint_json(const std::string& path, const Manifest& manifest) {
 void print_values(const char* heading, const std::vector<NamedText>& values) {
   std::string text = heading;
   text.resize(10, ' ');
-  bool first = true;
-  for (const NamedText& value : values) {
-    text += concat(std::exchange(first, false) ? "" : ", ", value.name, " ", value.value);
-  }
-  if (values.empty()) text += "none";
-  print_line(stdout, text, 10);
+  std::vector<std::string> words;
+  for (const NamedText& value : values) words.push_back(value.name + " " + value.value);
+  print_line(stdout, text + (words.empty() ? "none" : tessera::joined(words)), 10);
 }
 
 int inspect_checkpoint(const CheckpointRequest& request) {
@@ -117,8 +115,8 @@ int inspect_checkpoint(const CheckpointRequest& request) {
     return kExitGood;
   }
   std::cout << path << ": step " << manifest.step << ", " << manifest.samples << " samples read, "
-            << format_bytes(total_bytes(manifest)) << " in " << manifest.files.size()
-            << (manifest.files.size() == 1 ? " file\n" : " files\n");
+            << format_bytes(total_bytes(manifest)) << " in "
+            << counted(std::ssize(manifest.files), "file") << "\n";
   if (const auto& best = manifest.best) {
     std::cout << "best      evaluation loss " << fixed(best->loss, 4) << " at step " << best->step;
     if (best->without_improvement > 0) {
@@ -165,15 +163,12 @@ int verify_checkpoint(const CheckpointRequest& request) {
   const std::string path = checkpoint_at(request.path);
   const Manifest manifest = read_manifest(path);
   const std::int64_t total = total_bytes(manifest);
-  const bool draws = inspect(stderr).interactive;
+  LiveLine progress(LiveLine::Begins::kAfterAWhile);
   const Clock::time_point begin = Clock::now();
-  Clock::time_point drawn = begin;
   const std::int64_t bytes = verify_files(manifest, path, [&](std::int64_t done) {
-    if (!draws || Clock::now() - drawn < std::chrono::milliseconds(200)) return;
-    drawn = Clock::now();
-    std::cerr << "\r\033[K" << format_bytes(done) << " of " << format_bytes(total) << std::flush;
+    progress.show(concat(format_bytes(done), " of ", format_bytes(total)));
   });
-  if (draws) std::cerr << "\r\033[K";
+  progress.erase();
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   std::cout << path << ": whole; all " << with_commas(bytes) << " bytes match their hashes ("
             << format_bytes(static_cast<std::int64_t>(static_cast<double>(bytes) / seconds))
@@ -301,14 +296,11 @@ int convert(const CheckpointRequest& request) {
   check_base_format(request, from, folder);
   const std::string path = format == "tessera" ? write_checkpoint(from, model, request.output)
                                                : write_for_others(from, model, request, llm_c);
-  std::cout << for_reader(
-                   inspect(stdout),
-                   concat(
-                       path, ": ", with_commas(parameter_count(model)), " parameters of ",
-                       from.path(), ", ", from.format(), written_as(request, from),
-                       folder && !from.config().adapter.is_set() ? dtype_note(request, from) : ""),
-                   2)
-            << "\n";
+  print_line(stdout,
+             concat(path, ": ", with_commas(parameter_count(model)), " parameters of ", from.path(),
+                    ", ", from.format(), written_as(request, from),
+                    folder && !from.config().adapter.is_set() ? dtype_note(request, from) : ""),
+             2);
   return kExitGood;
 }
 
@@ -324,13 +316,11 @@ int merge_adapter(const CheckpointRequest& request) {
       write_hugging_face(request.output, plain, disk(), folder_options(request, model));
   write_merged(model, writer);
   writer.finish();
-  std::cout << for_reader(
-                   inspect(stdout),
-                   concat(request.output, ": ", with_commas(parameter_count(make_gpt(plain))),
-                          " parameters of ", model.path(), ", ", model.format(), ", merged",
-                          dtype_note(request, model)),
-                   2)
-            << "\n";
+  print_line(
+      stdout,
+      concat(request.output, ": ", with_commas(parameter_count(make_gpt(plain))), " parameters of ",
+             model.path(), ", ", model.format(), ", merged", dtype_note(request, model)),
+      2);
   return kExitGood;
 }
 

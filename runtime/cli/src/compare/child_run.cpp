@@ -1,7 +1,6 @@
-#include "compare/child_run.h"
+#include "compare/comparison.h"
 
 #include <fcntl.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,24 +13,11 @@
 #include <thread>
 
 #include "commands.h"
+#include "launch/launch_command.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
 namespace {
-
-/// Between fork and exec: only what a signal handler might call.
-[[noreturn]] void become_trainer(char** argv, int output, pid_t parent) {
-  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal, SIG_DFL);
-  setpgid(0, 0);  // Ctrl-C reaches the comparison alone, which passes it on
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  dup2(null, STDIN_FILENO);
-  dup2(output, STDOUT_FILENO);
-  dup2(output, STDERR_FILENO);
-  execv("/proc/self/exe", argv);
-  _exit(127);
-}
 
 /// Waits; the child gets the first signal of ours, and 30 s later SIGKILL. Returns its status.
 int wait_for(pid_t child, const InterruptGuard& interrupt) {
@@ -75,7 +61,7 @@ ChildResult run_child(std::vector<std::string> flags, const std::string& printed
           "; give --out a folder that is writable");
   const pid_t parent = getpid();
   const pid_t child = fork();
-  if (child == 0) become_trainer(argv.data(), output, parent);
+  if (child == 0) become_child(argv.data(), environ, output, output, {}, parent);
   close(output);
   require(child > 0, ErrorCode::kUnavailable, "cannot start a run: ", std::strerror(errno),
           "; raise 'ulimit -u'");

@@ -6,19 +6,15 @@
 #include <memory>
 
 #include "commands.h"
-#include "compare/child_run.h"
-#include "compare/earlier_results.h"
-#include "compare/matrix.h"
+#include "compare/comparison.h"
 #include "compare/run_log.h"
-#include "compare/table.h"
-#include "output/profile_note.h"
+#include "output/run_report.h"
 #include "output/terminal.h"
 #include "run/interrupt.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
 #include "tessera/core/error.h"
-#include "tessera/core/storage.h"
 #include "tessera/lab/comparison_figures.h"
 #include "tessera/lab/report.h"
 #include "tessera/sharding/placement.h"
@@ -54,44 +50,35 @@ constexpr std::array kListedAxes{
                "numbers of stages on a pipeline rank to compare, like 1,2,4", true}};
 
 std::vector<Setting> compare_settings() {
-  const auto of = [](const char* group, Setting setting) {
-    setting.group = group;
-    setting.must_agree = MustAgree::kNone;
-    return setting;
-  };
-  std::vector<Setting> lists{
-      of("Matrix", {.name = "strategies",
-                    .help = "strategies to compare, like zero1,full_shard; all: every preset [the "
-                            "one of --strategy]"})};
-  for (const ListedAxis& axis : kListedAxes) {
-    lists.push_back(of("Matrix", {.name = axis.list, .help = axis.help}));
-  }
-  return joined(
-      {lists,
-       {of("Matrix", {.name = "repeats",
-                      .type = SettingType::kInteger,
-                      .fallback = 3,
-                      .help = "runs of each cell; those of all cells take turns",
-                      .minimum = 1}),
-        of("Matrix", {.name = "untimed_steps",
-                      .type = SettingType::kInteger,
-                      .fallback = 1,
-                      .help = "steps at the beginning of a run that are not timed",
-                      .minimum = 0}),
-        of("Matrix", {.name = "out",
-                      .help = "folder for results.json, report.html and the logs of all runs"}),
-        of("Prediction", {.name = "simulate",
-                          .help = "a hardware profile by which step times are predicted beside the "
-                                  "measured ones; see tessera simulate"}),
-        of("Prediction", {.name = "only_simulate",
-                          .type = SettingType::kFlag,
-                          .fallback = false,
-                          .help = "predict and run nothing"}),
-        of("Prediction", {.name = "ranks_per_node",
-                          .type = SettingType::kInteger,
-                          .fallback = 8,
-                          .help = "of the simulated machine",
-                          .minimum = 1})}});
+  std::vector<Setting> lists{{.name = "strategies",
+                              .help = "strategies to compare, like zero1,full_shard; all: every "
+                                      "preset [the one of --strategy]"}};
+  for (const ListedAxis& axis : kListedAxes)
+    lists.push_back({.name = axis.list, .help = axis.help});
+  const std::vector<Setting> runs{
+      {.name = "repeats",
+       .type = SettingType::kInteger,
+       .fallback = 3,
+       .help = "runs of each cell; those of all cells take turns",
+       .minimum = 1},
+      {.name = "untimed_steps",
+       .type = SettingType::kInteger,
+       .fallback = 1,
+       .help = "steps at the beginning of a run that are not timed",
+       .minimum = 0},
+      {.name = "out", .help = "folder for results.json, report.html and the logs of all runs"}};
+  const std::vector<Setting> prediction{
+      {.name = "simulate",
+       .help = "a hardware profile by which step times are predicted beside the measured ones; see "
+               "tessera simulate"},
+      flag_setting("only_simulate", "predict and run nothing"),
+      {.name = "ranks_per_node",
+       .type = SettingType::kInteger,
+       .fallback = 8,
+       .help = "of the simulated machine",
+       .minimum = 1}};
+  return joined({in_group("Matrix", MustAgree::kNone, joined({lists, runs})),
+                 in_group("Prediction", MustAgree::kNone, prediction)});
 }
 
 /// True of a setting that compare gives to a run itself, or that makes no sense in a series of
@@ -115,9 +102,8 @@ std::vector<Setting> settings_of_files() {
   const std::vector<Setting> flags = settings_of_runs();
   std::vector<Setting> all =
       joined({without(trainer_settings(), "ranks_per_node"), train_only_settings()});
-  std::erase_if(all, [&](const Setting& setting) {
-    return std::ranges::find(flags, setting.name, &Setting::name) != flags.end();
-  });
+  std::erase_if(
+      all, [&](const Setting& setting) { return find_setting(flags, setting.name) != nullptr; });
   return all;
 }
 
@@ -134,8 +120,7 @@ std::vector<Swept> axes_of(const Config& config, const std::string& ranks) {
   const auto listed_or_own = [&](const char* list, const char* setting) {
     std::vector<std::string> values;
     if (!config.is_null(list)) values = split(config.get<std::string>(list), ',');
-    const auto& own = config.value(setting);
-    if (values.empty()) values = {own.is_string() ? own.get<std::string>() : own.dump()};
+    if (values.empty()) values = {plain_text(config.value(setting))};
     return values;
   };
   Swept strategies{"strategy", listed_or_own("strategies", "strategy"), false};
@@ -165,12 +150,6 @@ void check_folder(const std::string& folder) {
   for (const char* name : {"results.json", "report.html", "runs/cell-1-repeat-1.jsonl"}) {
     check_writable(path_in(folder, name), "--out", Writing::kByReplacing);
   }
-}
-
-/// All of it or nothing.
-void replace(const std::string& path, const std::string& text) {
-  write_file(disk(), path + ".new", text);
-  disk().rename(path + ".new", path);
 }
 
 /// The matrix with the results of an earlier call, or without any.
@@ -288,7 +267,7 @@ class Matrix {
 
   void tell(const std::string& line) const { print_line(stderr, line, 4); }
   std::string in_folder(const std::string& name) const { return path_in(request_.folder, name); }
-  void keep_results() const { replace(in_folder("results.json"), to_text(results_)); }
+  void keep_results() const { replace_file(in_folder("results.json"), "--out", to_text(results_)); }
 
   const CompareRequest& request_;
   Comparison& results_;
@@ -310,11 +289,9 @@ std::vector<std::string> command_line_of(const Config& config, const std::string
   }
   const std::vector<Setting> of_files = settings_of_files();
   for (const Setting& setting : config.table()) {
-    const bool is_flag =
-        std::ranges::find(of_files, setting.name, &Setting::name) == of_files.end();
+    const bool is_flag = find_setting(of_files, setting.name) == nullptr;
     if (!is_flag || !config.given(setting.name)) continue;
-    const auto& value = config.value(setting.name);
-    add(flag_name(setting.name), value.is_string() ? value.get<std::string>() : value.dump());
+    add(flag_name(setting.name), plain_text(config.value(setting.name)));
   }
   return words;
 }
@@ -327,8 +304,8 @@ void begin_folder(const CompareRequest& request, const Comparison& results) {
   fs::create_directories(runs, error);
   require(!error, ErrorCode::kIo, runs.string(), ": cannot be made (", error.message(),
           "); give --out a folder that is writable");
-  replace(path_in(request.folder, "results.json"), to_text(results));
-  replace(path_in(request.folder, "report.html"), to_html(results));
+  replace_file(path_in(request.folder, "results.json"), "--out", to_text(results));
+  replace_file(path_in(request.folder, "report.html"), "--out", to_html(results));
 }
 
 void print_outcome(const CompareRequest& request, const Comparison& results, int signal) {
@@ -340,7 +317,7 @@ void print_outcome(const CompareRequest& request, const Comparison& results, int
 
 int run_compare(const CompareRequest& request) {
   check_folder(request.folder);
-  Comparison results = begin_or_resume(request, plan_matrix(request, std::cerr));
+  Comparison results = begin_or_resume(request, plan_matrix(request));
   const bool none_can_run = std::ranges::all_of(
       results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kImpossible; });
   require(!none_can_run, ErrorCode::kConfig,
@@ -348,15 +325,12 @@ int run_compare(const CompareRequest& request) {
   const auto impossible =
       std::ranges::count(results.cells, CellState::kImpossible, &ComparedCell::state);
   if (impossible > 0 && !request.only_simulates) {
-    print_line(stderr,
-               concat("note: ", impossible, " of ",
-                      counted(static_cast<long long>(results.cells.size()), "cell"),
-                      " cannot run; the table at the end and the report say why"),
-               2);
+    print_note(concat(impossible, " of ", counted(std::ssize(results.cells), "cell"),
+                      " cannot run; the table at the end and the report say why"));
   }
   begin_folder(request, results);
   const int signal = request.only_simulates ? 0 : Matrix(request, results).run();
-  replace(path_in(request.folder, "report.html"), to_html(results));
+  replace_file(path_in(request.folder, "report.html"), "--out", to_html(results));
   print_outcome(request, results, signal);
   if (signal != 0) return kExitSignal + signal;
   const bool failed = std::ranges::any_of(
@@ -380,18 +354,18 @@ std::function<int()> add_compare(CLI::App& app) {
   app.add_flag("--resume", given->resumes, "go on with the matrix that --out holds")
       ->group("Matrix");
   return [command, given] {
-    CompareRequest request{.config = command->config(std::cerr, kForAnyMachine)};
-    print_announcements(std::cerr, request.config);
+    CompareRequest request{.config = command->config(kForAnyMachine)};
+    print_announcements(request.config);
     const Config& config = request.config;
     request.axes = axes_of(config, given->ranks);
-    require(!config.is_null("out") && !config.get<std::string>("out").empty(), ErrorCode::kConfig,
+    request.folder = config.text("out");
+    require(!request.folder.empty(), ErrorCode::kConfig,
             "nowhere to write the results: give --out a folder");
-    request.folder = config.get<std::string>("out");
     request.resumes = given->resumes;
     request.only_simulates = config.get<bool>("only_simulate");
     if (!config.is_null("simulate")) {
       request.profile = find_profile(config.get<std::string>("simulate"));
-      note_noise(std::cerr, *request.profile);
+      note_noise(*request.profile);
     }
     require(request.profile || !request.only_simulates, ErrorCode::kConfig,
             "--only-simulate needs --simulate, a hardware profile");

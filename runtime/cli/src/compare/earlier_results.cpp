@@ -1,4 +1,4 @@
-#include "compare/earlier_results.h"
+#include "compare/comparison.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "compare/matrix.h"
+#include "compare/comparison.h"
 
 #include <algorithm>
 #include <limits>
@@ -6,14 +6,14 @@
 
 #include "commands.h"
 #include "env/machine.h"
-#include "env/report_part.h"
+#include "env/reports.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"
-#include "simulate/simulated_run.h"
+#include "simulate/simulation.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
@@ -33,12 +33,11 @@ namespace {
 bool is_of_a_run(const std::string& name) {
   static const std::vector<Setting> all =
       joined({model_settings(), without(trainer_settings(), "ranks_per_node"), data_settings()});
-  return std::ranges::find(all, name, &Setting::name) != all.end();
+  return find_setting(all, name) != nullptr;
 }
 
 std::string text_of_value(const nlohmann::ordered_json& value) {
-  if (value.is_null()) return "-";
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return value.is_null() ? "-" : plain_text(value);
 }
 
 std::vector<NamedText> settings_of(const Config& config, const std::vector<Swept>& axes) {
@@ -164,14 +163,12 @@ void predict_elsewhere(const CompareRequest& request, const Config& config, Comp
 
 /// Adds the simulated time to a cell that can run; without it, it runs all the same.
 void add_simulated_time(const CompareRequest& request, const Config& config,
-                        const std::string& label, ComparedCell& cell, std::ostream& notes) {
+                        const std::string& label, ComparedCell& cell) {
   try {
     cell.predicted->time = time_of_step(simulate_cell(request, config));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kConfig && error.code() != ErrorCode::kOutOfMemory) throw;
-    notes << for_reader(inspect(stderr),
-                        concat("note: no predicted time: ", label, ": ", error.what()), 2)
-          << "\n";
+    print_note(concat("no predicted time: ", label, ": ", error.what()));
   }
 }
 
@@ -207,7 +204,7 @@ bool is_repeated(const CompareRequest& request, const Config& config,
 
 }  // namespace
 
-Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
+Comparison plan_matrix(const CompareRequest& request) {
   Config base = request.config;
   const GptChoice choice = choose_gpt(base);
   const Model model = make_model(choice);
@@ -245,7 +242,7 @@ Comparison plan_matrix(const CompareRequest& request, std::ostream& notes) {
       cell.why = with_flags(error.what());
     }
     if (dataset && request.profile && cell.predicted) {
-      add_simulated_time(request, config, cell_label(all, cell), cell, notes);
+      add_simulated_time(request, config, cell_label(all, cell), cell);
     }
     all.cells.push_back(std::move(cell));
   }

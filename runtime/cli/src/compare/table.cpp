@@ -1,4 +1,4 @@
-#include "compare/table.h"
+#include "compare/comparison.h"
 
 #include <algorithm>
 #include <ostream>

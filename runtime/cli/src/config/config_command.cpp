@@ -7,23 +7,19 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include "commands.h"
 #include "config/prompter.h"
 #include "env/machine.h"
 #include "output/terminal.h"
-#include "settings/gpt_settings.h"
 #include "tessera/compat/config_file.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/compat/questionnaire.h"
-#include "tessera/compat/questionnaire_document.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/output_file.h"
-#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -80,16 +76,14 @@ MachineFacts facts(const Machine& machine, const CudaStatus& cuda) {
 
 /// "1 GPU (NVIDIA H200, 139.8 GiB), 16 cores and 128.0 GiB of memory"
 std::string describe(const Machine& machine, const CudaStatus& cuda) {
-  const std::size_t gpus = cuda.usable() ? cuda.gpus.size() : 0;
-  std::string text = gpus == 0   ? "no usable GPU"
-                     : gpus == 1 ? "1 GPU"
-                                 : std::to_string(gpus) + " GPUs";
-  if (gpus > 0) {
-    text +=
-        " (" + cuda.gpus.front().name + ", " + format_bytes(cuda.gpus.front().total_bytes) + ")";
+  std::string text = "no usable GPU";
+  if (cuda.usable() && !cuda.gpus.empty()) {
+    const CudaGpu& first = cuda.gpus.front();
+    text = concat(counted(std::ssize(cuda.gpus), "GPU"), " (", first.name, ", ",
+                  format_bytes(first.total_bytes), ")");
   }
-  return text + ", " + std::to_string(machine.logical_cores) + " cores and " +
-         format_bytes(machine.memory_bytes) + " of memory";
+  return concat(text, ", ", machine.logical_cores, " cores and ",
+                format_bytes(machine.memory_bytes), " of memory");
 }
 
 /// A file that is there may be what Accelerate has written, and other programs read. Who is not
@@ -158,21 +152,11 @@ int save_default(const std::string& given, const std::string& precision, bool ov
 
 /// Reads the file. An update does not judge whether a run can use it.
 nlohmann::json read_accelerate(const std::string& path) {
-  const ConfigContents contents = read_config(
-      path,
-      joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));
+  const ConfigContents contents = read_config(path, all_settings());
   require(contents.dialect == ConfigDialect::kAccelerate, ErrorCode::kConfig, path,
           " has settings of ", to_string(contents.dialect),
           ", and only files of Accelerate are updated; write one with 'tessera config'");
   return contents.values;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  require(file.good(), ErrorCode::kIo, "cannot read ", path);
-  return text.str();
 }
 
 int update(const std::string& given) {
@@ -186,19 +170,19 @@ int update(const std::string& given) {
   nlohmann::json after = before;
   fill_defaults(after);
   nlohmann::json added = nlohmann::json::object();
-  std::string names;
+  std::vector<std::string> names;
   for (const auto& [key, value] : after.items()) {
     if (before.contains(key)) continue;
     added[key] = value;
-    names += (names.empty() ? "" : ", ") + key;
+    names.push_back(key);
   }
   if (added.empty()) {
     std::cout << path << " lacks nothing; it stays as it is\n";
     return kExitGood;
   }
-  const std::string text = text_of(path);
+  const std::string text = read_config_text(path);
   const std::optional<std::string> longer = text_with(text, added);
-  std::cout << "added: " << names << "\n";
+  std::cout << "added: " << tessera::joined(names) << "\n";
   if (!longer && text.find_first_of("#/") != std::string::npos) {
     std::cout << "the file is written anew, without the comments that it may have had\n";
   }

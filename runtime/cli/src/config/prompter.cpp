@@ -6,10 +6,10 @@
 #include <iostream>
 #include <optional>
 
-#include "config/prompter_menu.h"
 #include "output/terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera::cli {
 namespace {
@@ -64,17 +64,15 @@ void LinePrompter::say(const std::string& text) { out_ << text << "\n"; }
 std::size_t LinePrompter::choose(const std::string& question,
                                  const std::vector<std::string>& choices, std::size_t fallback) {
   say(question);
-  std::string names;
   for (std::size_t i = 0; i < choices.size(); ++i) {
     say("  " + std::to_string(i) + ". " + choices[i]);
-    names += (i == 0 ? "" : ", ") + choices[i];
   }
   for (;;) {
     const std::string answer =
         read_answer("Please enter a choice index or name [" + choices[fallback] + "]: ", question);
     if (answer.empty()) return fallback;
     if (const auto found = find_choice(answer, choices)) return *found;
-    say("'" + answer + "' is not among the choices; enter one of " + names +
+    say("'" + answer + "' is not among the choices; enter one of " + tessera::joined(choices) +
         ", or an index from 0 to " + std::to_string(choices.size() - 1));
   }
 }

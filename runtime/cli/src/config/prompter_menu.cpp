@@ -1,4 +1,4 @@
-#include "config/prompter_menu.h"
+#include "config/prompter.h"
 
 #include <poll.h>
 #include <signal.h>

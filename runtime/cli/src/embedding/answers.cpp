@@ -5,11 +5,11 @@
 #include "commands.h"
 #include "embedding/given_config.h"
 #include "explain/explain_report.h"
-#include "plan/fitted_plan.h"
 #include "plan/memory_estimate.h"
+#include "plan/planned_run.h"
 #include "settings/gpt_choice.h"
 #include "settings/sweep.h"
-#include "simulate/simulated_sweep.h"
+#include "simulate/simulation.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/account_json.h"
@@ -45,8 +45,8 @@ nlohmann::ordered_json answer_sweep(const GivenSettings& given, const SweptSetti
       config_of(SettingsOf::kSimulation, given, kForAnyMachine, train_only_settings());
   std::vector<Swept> sweep;
   for (const auto& [name, values] : swept) {
-    require(std::ranges::find(config.table(), name, &Setting::name) != config.table().end(),
-            ErrorCode::kConfig, "there is no setting '", name, "' to sweep");
+    require(find_setting(config.table(), name) != nullptr, ErrorCode::kConfig,
+            "there is no setting '", name, "' to sweep");
     require(!values.empty(), ErrorCode::kConfig, "the sweep of '", name, "' has no values");
     sweep.push_back({name, values});
   }

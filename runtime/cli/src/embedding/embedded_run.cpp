@@ -5,7 +5,6 @@
 
 #include "commands.h"
 #include "embedding/given_config.h"
-#include "embedding/token_source.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/sample_division.h"

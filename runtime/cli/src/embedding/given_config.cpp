@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <set>
+#include <utility>
 
 #include "commands.h"
 #include "settings/gpt_settings.h"
@@ -24,17 +25,13 @@ bool is_of_the_program(std::string_view name) {
   return std::ranges::find(kOfTheProgram, name) != std::ranges::end(kOfTheProgram);
 }
 
-std::vector<std::string> names_of(const std::vector<Setting>& table) {
-  std::vector<std::string> names;
-  for (const Setting& setting : table) names.push_back(setting.name);
-  return names;
-}
-
 const std::set<std::string, std::less<>>& all_names() {
   static const auto names =
       names_in(joined({train_settings(), plan_settings(), simulate_settings()}));
   return names;
 }
+
+bool is_left_out(std::int32_t target) { return target == -1 || target == -100; }
 
 }  // namespace
 
@@ -66,18 +63,17 @@ std::vector<Setting> settings_of(SettingsOf program) {
 Config config_of(SettingsOf program, const GivenSettings& given, const LaunchFacts& launch,
                  const std::vector<Setting>& others) {
   const std::vector<Setting> table = settings_of(program);
-  const std::vector<std::string> names = names_of(table);
   std::vector<Setting> all = table;
   for (const Setting& other : others) {
-    if (std::ranges::find(names, other.name) == names.end()) all.push_back(other);
+    if (find_setting(table, other.name) == nullptr) all.push_back(other);
   }
   Config config(std::move(all));
   for (const auto& [name, text] : given.values) {
-    if (std::ranges::find(names, name) == names.end()) {
+    if (find_setting(table, name) == nullptr) {
       require(
           !is_of_the_program(name), ErrorCode::kConfig, "'", name,
           "' is for what the program tessera prints or writes after its last step; leave it out");
-      const std::string nearest = nearest_name(name, names);
+      const std::string nearest = nearest_name(name, names_of(table));
       fail(ErrorCode::kConfig, "unknown setting '", name, "'",
            nearest.empty() ? "" : concat("; did you mean '", nearest, "'?"));
     }
@@ -108,6 +104,46 @@ std::string with_keywords(std::string_view message) {
     }
   }
   return result;
+}
+
+void TokenSource::give(std::int64_t first, GivenTokens tokens) {
+  require(tokens.inputs.size() == tokens.targets.size() &&
+              tokens.inputs.size() % static_cast<std::size_t>(sequence_length_) == 0,
+          ErrorCode::kConfig, "the data have ", tokens.inputs.size(), " inputs and ",
+          tokens.targets.size(), " targets; a sample has ", sequence_length_, " of each");
+  const auto check = [&](const std::vector<std::int32_t>& values, const char* what,
+                         bool is_target) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::int32_t value = values[i];
+      if ((value >= 0 && value < vocab_size_) || (is_target && is_left_out(value))) continue;
+      fail(ErrorCode::kConfig, "sample ", first + static_cast<std::int64_t>(i) / sequence_length_,
+           " of the data has the ", what, " ", value, " at position ",
+           static_cast<std::int64_t>(i) % sequence_length_, ", and the model's vocabulary has ",
+           vocab_size_, " tokens",
+           is_target ? "; -100 stands for a target that does not count" : "");
+    }
+  };
+  check(tokens.inputs, "input", false);
+  check(tokens.targets, "target", true);
+  first_ = first;
+  tokens_ = std::move(tokens);
+}
+
+std::int64_t TokenSource::samples() const {
+  return static_cast<std::int64_t>(tokens_.inputs.size()) / sequence_length_;
+}
+
+std::int64_t TokenSource::fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
+                               TensorView targets) const {
+  require(first >= first_ && first + micro_batch <= first_ + samples(), ErrorCode::kInvalidArgument,
+          "samples [", first, ", ", first + micro_batch, ") are asked for, and [", first_, ", ",
+          first_ + samples(), ") were given");
+  const std::int64_t begin = (first - first_) * sequence_length_;
+  const std::int64_t numel = micro_batch * sequence_length_;
+  std::copy_n(tokens_.inputs.begin() + begin, numel, inputs.as<std::int32_t>());
+  const std::int32_t* const given = tokens_.targets.data() + begin;
+  std::copy_n(given, numel, targets.as<std::int32_t>());
+  return numel - std::count_if(given, given + numel, is_left_out);
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-#include "env/binding_report.h"
+#include "env/reports.h"
 
 #include <utility>
 #include <vector>

@@ -1,9 +1,8 @@
-#include "env/config_in_force.h"
+#include "env/reports.h"
 
 #include <cstdlib>
 
 #include "commands.h"
-#include "settings/gpt_settings.h"
 #include "settings/option_names.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -15,8 +14,7 @@ const char* variable(const char* name) { return std::getenv(name); }
 
 /// Reads the file as a run would. Throws as a run does.
 Config read(const std::string& path) {
-  Config config(
-      joined({model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()}));
+  Config config(all_settings());
   config.set_launch(kForAnyMachine);
   config.read_environment(variable, environment_names());
   config.read_file(path);

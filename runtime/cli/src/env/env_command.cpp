@@ -4,12 +4,7 @@
 #include <string>
 
 #include "commands.h"
-#include "env/binding_report.h"
-#include "env/config_in_force.h"
-#include "env/launch_report.h"
-#include "env/library_report.h"
-#include "env/machine_report.h"
-#include "env/peer_matrix.h"
+#include "env/reports.h"
 #include "output/json_output.h"
 
 namespace tessera::cli {

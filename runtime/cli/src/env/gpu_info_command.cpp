@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "env/library_report.h"
-#include "env/peer_matrix.h"
+#include "env/reports.h"
 #include "output/json_output.h"
 #include "output/text_table.h"
 #include "tessera/core/cuda_device.h"

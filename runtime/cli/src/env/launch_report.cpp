@@ -1,4 +1,4 @@
-#include "env/launch_report.h"
+#include "env/reports.h"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,8 @@
-#include "env/library_report.h"
+#include "env/reports.h"
 
+#include <algorithm>
 #include <fstream>
+#include <string>
 
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/kernels/cpu_libraries.h"
@@ -24,6 +26,10 @@ std::string kernel_module() {
 std::string describe(const CudaGpu& gpu) {
   return gpu.name + ", sm_" + std::to_string(gpu.major) + std::to_string(gpu.minor) + ", " +
          format_bytes(gpu.total_bytes) + " (" + format_bytes(gpu.free_bytes) + " free)";
+}
+
+bool reaches(const CudaGpu& gpu, int peer) {
+  return std::find(gpu.peers.begin(), gpu.peers.end(), peer) != gpu.peers.end();
 }
 
 }  // namespace
@@ -75,6 +81,21 @@ ReportPart library_report(const CudaStatus& cuda) {
                    {"nccl", or_null(cuda.nccl_version)},
                    {"gpus", gpus}}}};
   return part;
+}
+
+TextTable peer_matrix(const std::vector<CudaGpu>& gpus) {
+  std::vector<std::string> heading{"reaches"};
+  for (const CudaGpu& gpu : gpus) heading.push_back("GPU " + std::to_string(gpu.ordinal));
+  TextTable table(heading);
+  for (const CudaGpu& from : gpus) {
+    std::vector<std::string> row{"GPU " + std::to_string(from.ordinal)};
+    for (const CudaGpu& to : gpus) {
+      const bool same = from.ordinal == to.ordinal;
+      row.emplace_back(same ? "-" : reaches(from, to.ordinal) ? "yes" : "no");
+    }
+    table.add(row);
+  }
+  return table;
 }
 
 }  // namespace tessera::cli

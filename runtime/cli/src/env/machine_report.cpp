@@ -1,4 +1,4 @@
-#include "env/machine_report.h"
+#include "env/reports.h"
 
 #include "env/machine.h"
 #include "tessera/kernels/cpu_libraries.h"

@@ -1,25 +1,19 @@
-#include "evaluate/choice_evaluation.h"
+#include "evaluate/evaluation.h"
 
 #include <algorithm>
-#include <iostream>
 #include <optional>
 #include <utility>
 
 #include "commands.h"
-#include "evaluate/evaluation_output.h"
-#include "evaluate/forward_options.h"
-#include "evaluate/question_progress.h"
-#include "launch/same_run.h"
-#include "output/json_output.h"
+#include "output/live_line.h"
 #include "output/terminal.h"
-#include "run/dump_watch.h"
+#include "run/watchers.h"
 #include "settings/gpt_choice.h"
 #include "tessera/core/error.h"
 #include "tessera/model/gpt_scoring.h"
 #include "tessera/model/multiple_choice.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/session.h"
-#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -73,14 +67,10 @@ std::int64_t window_of(const Texts& texts) {
   return longest;
 }
 
-/// Scores as many questions at a time as keep all ranks busy for a few passes.
 MultipleChoiceRecord score(const std::vector<ChoiceQuestion>& questions, const Texts& texts,
                            const GptScoring& gpt, Session& session, bool shows) {
-  constexpr std::int64_t kPasses = 8;
-  const std::int64_t wanted =
-      kPasses * evaluation_division(session.plan().options).samples_per_step();
-  std::optional<QuestionProgress> progress;
-  if (shows) progress.emplace(std::ssize(questions));
+  const std::int64_t wanted = samples_of_a_call(session);
+  LiveLine progress;
   MultipleChoiceRecord record{.questions = std::ssize(questions)};
   for (std::size_t first = 0; first < questions.size();) {
     std::vector<ScoredText> batch;
@@ -102,7 +92,10 @@ MultipleChoiceRecord score(const std::vector<ChoiceQuestion>& questions, const T
       record.correct_by_length += chosen.likeliest_by_length == question.answer ? 1 : 0;
       of_question += count;
     }
-    if (progress) progress->show(static_cast<std::int64_t>(first));
+    if (!shows) continue;
+    progress.show(concat("scored ", with_commas(static_cast<std::int64_t>(first)), " of ",
+                         with_commas(record.questions), " questions"),
+                  first == questions.size());
   }
   return record;
 }
@@ -110,22 +103,22 @@ MultipleChoiceRecord score(const std::vector<ChoiceQuestion>& questions, const T
 }  // namespace
 
 std::vector<Setting> choice_settings() {
-  return {{.name = "task",
-           .fallback = "loss",
-           .help = "loss: of the tokens of --eval-data; multiple-choice: how many questions of it "
-                   "the model answers, a .jsonl file of HellaSwag's lines (ctx_a, ctx_b, endings, "
-                   "label) or of {\"question\": ..., \"choices\": [...], \"answer\": 0}; "
-                   "classification: of a model with labels, accuracy and F1 of the texts of it, "
-                   "lines of {\"text\": ..., \"label\": ...} [loss; classification of a model "
-                   "with labels]",
-           .group = "Evaluation",
-           .choices = {"loss", "multiple-choice", "classification"},
-           .other_spellings = {{"text", "loss"}}},
-          {.name = "questions",
-           .type = SettingType::kInteger,
-           .help = "of --task multiple-choice: take the first so many questions [all]",
-           .group = "Evaluation",
-           .minimum = 1}};
+  return in_group(
+      "Evaluation",
+      {{.name = "task",
+        .fallback = "loss",
+        .help = "loss: of the tokens of --eval-data; multiple-choice: how many questions of it "
+                "the model answers, a .jsonl file of HellaSwag's lines (ctx_a, ctx_b, endings, "
+                "label) or of {\"question\": ..., \"choices\": [...], \"answer\": 0}; "
+                "classification: of a model with labels, accuracy and F1 of the texts of it, "
+                "lines of {\"text\": ..., \"label\": ...} [loss; classification of a model "
+                "with labels]",
+        .choices = {"loss", "multiple-choice", "classification"},
+        .other_spellings = {{"text", "loss"}}},
+       {.name = "questions",
+        .type = SettingType::kInteger,
+        .help = "of --task multiple-choice: take the first so many questions [all]",
+        .minimum = 1}});
 }
 
 std::string describe_choices(const MultipleChoiceRecord& record) {
@@ -145,25 +138,17 @@ int run_multiple_choice(Config config, const Launcher& launcher) {
   const Texts texts = encode(from.questions, choice, config.get<std::string>("eval_data"));
   const GptScoring gpt(choice.config, window_of(texts));
   const DumpWatch dumps;
-  TrainerOptions options = forward_options(config, "multiple-choice");
-  options.dump_requests = dumps.requests();
-  std::vector<NamedText> same = adopt_parameters(choice, options);
-  same.insert(same.end(), from.identity.begin(), from.identity.end());
+  std::vector<NamedText> same = from.identity;
   if (choice.text.tokenizer) same.push_back({"tokenizer", choice.text.tokenizer->identity()});
-  join_world(launcher, config, options);
-  require_same_run(config, options, same);
+  const TrainerOptions options =
+      begin_forward(config, launcher, choice, "multiple-choice", same, dumps);
   const bool is_first = launcher.process == 0;
   Session session(gpt.model(), gpt, options);
   const MultipleChoiceRecord record = score(from.questions, texts, gpt, session, is_first);
   if (!is_first) return kExitGood;
-  write_log(config, parameter_count(gpt.model()),
-            [&](RunLog& log) { log.multiple_choice(record); });
-  if (config.get<std::string>("format") == "json") {
-    write_json(std::cout, to_json(record));
-    return kExitGood;
-  }
-  print_model(std::cout, choice, config);
-  std::cout << describe_choices(record) << "\n";
+  const nlohmann::ordered_json json = to_json(record);
+  tell_evaluation(config, choice, parameter_count(gpt.model()), json, json,
+                  {describe_choices(record)});
   return kExitGood;
 }
 

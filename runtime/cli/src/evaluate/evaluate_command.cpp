@@ -1,18 +1,12 @@
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <optional>
 
 #include "commands.h"
-#include "evaluate/choice_evaluation.h"
-#include "evaluate/evaluation_output.h"
-#include "evaluate/label_evaluation.h"
+#include "evaluate/evaluation.h"
 #include "launch/same_run.h"
-#include "output/json_output.h"
 #include "output/run_report.h"
-#include "output/terminal.h"
-#include "run/data_report.h"
-#include "run/dump_watch.h"
+#include "run/watchers.h"
 #include "settings/command_line.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
@@ -69,20 +63,14 @@ int run_evaluate(Config config, const Launcher& launcher) {
   Session session(model, data, options, &data);
   const EvaluationRecord record = session.evaluate();
   if (launcher.process != 0) return kExitGood;
-  write_log(config, parameter_count(model), [&](RunLog& log) { log.evaluation(record); });
-  if (config.get<std::string>("format") == "json") {
-    write_json(std::cout, to_json(record));
-    return kExitGood;
-  }
-  print_model(std::cout, choice, config);
-  for (const std::string& line : describe_data(data, choice)) {
-    print_line(stdout, line, 2);
-  }
   constexpr int kDecimals = 6;  // the result, not one of many
-  std::cout << describe_evaluation(record, kDecimals) << "\n";
+  std::vector<std::string> lines = describe_data(data, choice);
+  lines.push_back(describe_evaluation(record, kDecimals));
   if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
-    std::cout << note << "\n";
+    lines.push_back(note);
   }
+  const nlohmann::ordered_json json = to_json(record);
+  tell_evaluation(config, choice, parameter_count(model), json, json, lines);
   return kExitGood;
 }
 
@@ -92,11 +80,10 @@ std::shared_ptr<SettingsCommand> add_evaluate_flags(CLI::App& app) {
   const Setting format{.name = "format",
                        .fallback = "text",
                        .help = "text, or the record that a log has, as json",
-                       .group = "Output",
-                       .choices = {"text", "json"},
-                       .must_agree = MustAgree::kNone};
+                       .choices = {"text", "json"}};
   std::vector<Setting> flags =
-      joined({without(model_settings(), "task"), data_settings(), choice_settings(), {format}});
+      joined({without(model_settings(), "task"), data_settings(), choice_settings(),
+              in_group("Output", MustAgree::kNone, {format})});
   std::vector<Setting> other;
   for (Setting& setting : trainer_settings()) {
     (setting.group == "Checkpoints" ? other : flags).push_back(std::move(setting));
@@ -116,7 +103,7 @@ std::function<int()> add_evaluate(CLI::App& app) {
   const auto command = add_evaluate_flags(app);
   return [command] {
     const Launcher launcher = find_launcher(std::getenv);
-    Config config = command->config(std::cerr, facts_of(launcher));
+    Config config = command->config(facts_of(launcher));
     choose_dump_folder(config);
     adopt_launcher(launcher, config);
     return run_evaluate(std::move(config), launcher);

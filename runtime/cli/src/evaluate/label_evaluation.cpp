@@ -1,24 +1,17 @@
-#include "evaluate/label_evaluation.h"
+#include "evaluate/evaluation.h"
 
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <span>
 #include <utility>
 
 #include "commands.h"
-#include "evaluate/evaluation_output.h"
-#include "evaluate/forward_options.h"
-#include "launch/same_run.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
-#include "run/data_report.h"
-#include "run/dump_watch.h"
+#include "run/watchers.h"
 #include "settings/data_choice.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/session.h"
-#include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
@@ -36,12 +29,9 @@ struct Classified {
   double losses = 0.0;
 };
 
-/// Classifies as many texts at a time as keep all ranks busy for a few passes.
 Classified classify(const TokenDataset& data, std::int64_t samples, std::size_t classes,
                     Session& session) {
-  constexpr std::int64_t kPasses = 8;
-  const std::int64_t wanted =
-      kPasses * evaluation_division(session.plan().options).samples_per_step();
+  const std::int64_t wanted = samples_of_a_call(session);
   const std::int64_t length = data.options().sequence_length;
   const auto row_of = [&](std::vector<std::int32_t>& values, std::int64_t row) {
     return std::span(values).subspan(static_cast<std::size_t>(row * length),
@@ -88,13 +78,8 @@ int run_classification(Config config, const Launcher& launcher, const GptChoice&
   const std::vector<std::string>& labels = choice.config.labels;
   const Model model = make_model(choice);
   const DumpWatch dumps;
-  TrainerOptions options = forward_options(config, "classification");
-  options.dump_requests = dumps.requests();
-  std::vector<NamedText> same = adopt_parameters(choice, options);
-  const std::vector<NamedText> of_data = data.identity();
-  same.insert(same.end(), of_data.begin(), of_data.end());
-  join_world(launcher, config, options);
-  require_same_run(config, options, same);
+  const TrainerOptions options =
+      begin_forward(config, launcher, choice, "classification", data.identity(), dumps);
   Session session(model, data, options);
   const std::int64_t samples = evaluation_samples(config, data);
   const auto [confusion, losses] = classify(data, samples, labels.size(), session);
@@ -106,21 +91,16 @@ int run_classification(Config config, const Launcher& launcher, const GptChoice&
                                 .tokens = count,
                                 .positions = samples * data.options().sequence_length,
                                 .correct = confusion.correct()};
-  write_log(config, parameter_count(model), [&](RunLog& log) { log.evaluation(record); });
-  if (config.get<std::string>("format") == "json") {
-    nlohmann::ordered_json line = to_json(record);
-    line["accuracy"] = confusion.accuracy();
-    line["macro_f1"] = confusion.macro_f1();
-    if (labels.size() == 2) line["f1"] = confusion.f1(1);
-    for (std::size_t label = 0; label < labels.size(); ++label) {
-      line["f1_by_label"][labels[label]] = confusion.f1(static_cast<std::int64_t>(label));
-    }
-    write_json(std::cout, line);
-    return kExitGood;
+  nlohmann::ordered_json json = to_json(record);
+  json["accuracy"] = confusion.accuracy();
+  json["macro_f1"] = confusion.macro_f1();
+  if (labels.size() == 2) json["f1"] = confusion.f1(1);
+  for (std::size_t label = 0; label < labels.size(); ++label) {
+    json["f1_by_label"][labels[label]] = confusion.f1(static_cast<std::int64_t>(label));
   }
-  print_model(std::cout, choice, config);
-  for (const std::string& line : describe_data(data, choice)) print_line(stdout, line, 2);
-  std::cout << describe_classification(confusion, loss, labels) << "\n";
+  std::vector<std::string> lines = describe_data(data, choice);
+  lines.push_back(describe_classification(confusion, loss, labels));
+  tell_evaluation(config, choice, parameter_count(model), to_json(record), json, lines);
   return kExitGood;
 }
 

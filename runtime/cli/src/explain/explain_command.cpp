@@ -10,10 +10,11 @@
 #include "explain/explain_report.h"
 #include "output/json_output.h"
 #include "output/terminal.h"
+#include "output/text_table.h"
 #include "settings/command_line.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
-#include "tessera/compat/habits.h"
+#include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/core/mesh.h"
 #include "tessera/sharding/placement.h"
@@ -105,7 +106,7 @@ int run_explain(Config config, const ExplainRequest& request,
   const Model model = make_model(choose_gpt(config));
   const TrainerOptions options = trainer_options(config);
   const std::string note = strategy_note(options);
-  if (!note.empty()) std::cerr << "note: " << note << "\n";
+  if (!note.empty()) print_note(note);
   set_effective(config, options);
   if (request.json) {
     nlohmann::ordered_json object = explanation_of(config);
@@ -120,12 +121,12 @@ int run_explain(Config config, const ExplainRequest& request,
                                   tessera::joined(compare_bits(model, options).same), ".");
   if (request.all) {
     print_settings(std::cout, config);
-    std::cout << "\n";
-    print_wrapped(std::cout, bits, 0);
   } else {
     print_given_settings(std::cout, config);
-    std::cout << "\n";
-    print_wrapped(std::cout, bits, 0);
+  }
+  std::cout << "\n";
+  print_wrapped(std::cout, bits, 0);
+  if (!request.all) {
     std::cout << "\n";
     print_hint(std::cout, config.translations().back().path);
   }
@@ -165,7 +166,7 @@ int run_fix(const SettingsCommand& command, const ExplainRequest& request) {
     if (!request.json) {
       std::cout << path << " needs no change; " << request.fixed_path << " is a copy of it\n\n";
     }
-    return run_explain(command.config(std::cerr, kForAnyMachine, path), request);
+    return run_explain(command.config(kForAnyMachine, path), request);
   }
   try {
     Config config = command.flags();
@@ -173,7 +174,7 @@ int run_fix(const SettingsCommand& command, const ExplainRequest& request) {
     config.read_file(request.fixed_path);
     if (!request.json) {
       std::cout << request.fixed_path << ": written, with "
-                << counted(static_cast<long long>(fixed.changes.size()), "change") << "\n";
+                << counted(std::ssize(fixed.changes), "change") << "\n";
       for (const std::string& change : fixed.changes) print_wrapped(std::cout, change, 2);
       if (fixed.comments_lost) std::cout << "  the comments of " << path << " are lost\n";
       std::cout << "\n";
@@ -193,18 +194,11 @@ int run_fix(const SettingsCommand& command, const ExplainRequest& request) {
 
 void print_settings(std::ostream& out, const Config& config) {
   out << "\neffective settings\n";
-  std::size_t name_width = 0;
-  std::size_t value_width = 0;
+  TextTable table;
   for (const auto& [name, value] : config.values().items()) {
-    name_width = std::max(name_width, name.size());
-    value_width = std::max(value_width, show(value).size());
+    table.add({"  " + name, value == "\n" ? "\\n" : plain_text(value), config.source(name)});
   }
-  for (const auto& [name, value] : config.values().items()) {
-    const std::string shown = show(value) == "\n" ? "\\n" : show(value);
-    out << "  " << name << std::string(name_width - name.size() + 2, ' ') << shown
-        << std::string(value_width - std::min(value_width, shown.size()) + 2, ' ')
-        << config.source(name) << "\n";
-  }
+  table.print(out);
 }
 
 std::function<int()> add_explain(CLI::App& app) {
@@ -228,7 +222,7 @@ std::function<int()> add_explain(CLI::App& app) {
     }
     try {
       if (!request->fixed_path.empty()) return run_fix(*command, *request);
-      return run_explain(command->config(std::cerr, kForAnyMachine, request->path), *request);
+      return run_explain(command->config(kForAnyMachine, request->path), *request);
     } catch (const ConfigRefused& refused) {
       print_refused(std::cout, refused.translation(), *request);
       throw;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "output/terminal.h"
+#include "output/text_table.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -18,7 +19,7 @@ constexpr const char* kNotJudged = "not judged";
 /// A value of a file, which may be long.
 std::string show_short(const nlohmann::ordered_json& value) {
   constexpr std::size_t kLongest = 60;
-  std::string text = show(value);
+  std::string text = plain_text(value);
   std::ranges::replace(text, '\n', ' ');
   return shortened(text, kLongest);
 }
@@ -28,7 +29,7 @@ std::string meaning(const ConfigEntry& entry) {
   std::string text;
   if (!entry.outcome) return concat(kNotJudged, ": it depends on a key that is refused");
   for (const auto& [name, value] : entry.settings.items()) {
-    text += (text.empty() ? "" : ", ") + name + " = " + show(value);
+    text += (text.empty() ? "" : ", ") + name + " = " + plain_text(value);
   }
   if (text.empty() && entry.outcome == KeyOutcome::kNoEffect) text = "no effect";
   if (entry.outcome == KeyOutcome::kRefused) text = "refused";
@@ -104,16 +105,15 @@ std::string difference_of(const ConfigEntry& entry) {
 }
 
 nlohmann::ordered_json json_of(const ConfigEntry& entry) {
-  nlohmann::ordered_json json{{"key", entry.key},
-                              {"file", entry.file},
-                              {"line", entry.line},
-                              {"value", entry.value},
-                              {"outcome", outcome_of(entry)},
-                              {"settings", entry.settings},
-                              {"note", entry.note},
-                              {"difference", entry.difference},
-                              {"announced", entry.announce}};
-  return json;
+  return {{"key", entry.key},
+          {"file", entry.file},
+          {"line", entry.line},
+          {"value", entry.value},
+          {"outcome", outcome_of(entry)},
+          {"settings", entry.settings},
+          {"note", entry.note},
+          {"difference", entry.difference},
+          {"announced", entry.announce}};
 }
 
 /// The names that misspelt keys are to get: that those are missing is said with them.
@@ -160,10 +160,6 @@ Verdict judge(const ConfigTranslation& translation) {
 }
 
 }  // namespace
-
-std::string show(const nlohmann::ordered_json& value) {
-  return value.is_string() ? value.get<std::string>() : value.dump();
-}
 
 void print_wrapped(std::ostream& out, const std::string& text, int indent) {
   print_paragraph(out, std::string(static_cast<std::size_t>(indent), ' ') + text, indent + 2);
@@ -246,16 +242,10 @@ void print_findings(std::ostream& out, const ConfigTranslation& translation) {
 }
 
 void print_given_settings(std::ostream& out, const Config& config) {
-  struct Row {
-    std::string name;
-    std::string value;
-    std::string source;
-  };
-  std::vector<Row> rows;
-  std::size_t name_width = 0;
-  std::size_t value_width = 0;
+  TextTable table;
+  bool any = false;
   for (const Setting& setting : config.table()) {
-    const auto& value = config.values().at(setting.name);
+    const auto& value = config.value(setting.name);
     if (!config.given(setting.name) || value == setting.fallback) continue;
     std::string source = config.source(setting.name);
     for (const ConfigTranslation& file : config.translations()) {
@@ -265,16 +255,12 @@ void print_given_settings(std::ostream& out, const Config& config) {
         source = "absent there";
       }
     }
-    rows.push_back({setting.name, show_short(value), source});
-    name_width = std::max(name_width, rows.back().name.size());
-    value_width = std::max(value_width, rows.back().value.size());
+    table.add({"  " + setting.name, show_short(value), source});
+    any = true;
   }
-  if (rows.empty()) return;
+  if (!any) return;
   out << "\nsettings that are not the defaults\n";
-  for (const Row& row : rows) {
-    out << "  " << row.name << std::string(name_width - row.name.size() + 2, ' ') << row.value
-        << std::string(value_width - row.value.size() + 2, ' ') << row.source << "\n";
-  }
+  table.print(out);
 }
 
 nlohmann::ordered_json json_of(const ConfigTranslation& translation) {

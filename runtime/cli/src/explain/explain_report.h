@@ -23,9 +23,6 @@ void print_given_settings(std::ostream& out, const Config& config);
 /// `text` wrapped, the first line behind `indent` blanks, the others behind two more.
 void print_wrapped(std::ostream& out, const std::string& text, int indent);
 
-/// A value as a person writes it: a text without quotes.
-std::string show(const nlohmann::ordered_json& value);
-
 /// All that is known of a file's keys.
 nlohmann::ordered_json json_of(const ConfigTranslation& translation);
 /// The files that were read, and each setting with its value and its source: `tessera explain

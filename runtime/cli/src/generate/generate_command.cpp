@@ -1,18 +1,25 @@
+#include <unistd.h>
 #include <algorithm>
+#include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
+#include <string>
 
 #include "commands.h"
-#include "generate/chat.h"
+#include "evaluate/evaluation.h"
 #include "generate/sample.h"
 #include "launch/same_run.h"
 #include "output/terminal.h"
 #include "run/interrupt.h"
-#include "run/work_watch.h"
+#include "run/watchers.h"
 #include "settings/command_line.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
@@ -20,13 +27,131 @@
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
+#include "tessera/model/chat_template.h"
+#include "tessera/model/generate.h"
 #include "tessera/model/gpt_generation.h"
 #include "tessera/model/hugging_face.h"
+#include "tessera/model/tokenizer.h"
 #include "tessera/trainer/session.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
+
+/// The messages of a chat so far.
+class Conversation {
+ public:
+  /// `system`: what its system message says; "": it has none.
+  Conversation(const ChatTemplate& chat, const std::string& system);
+
+  /// Adds what the user says; returns the whole as the text that an assistant goes on with.
+  std::string ask(const std::string& text);
+  /// Adds what the assistant has said.
+  void answer(const std::string& text);
+  /// Leaves the system message alone.
+  void reset();
+
+ private:
+  const ChatTemplate& chat_;
+  nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
+  std::size_t first_ = 0;  ///< messages in front of the user's first
+};
+
+struct ChatRequest {
+  const ChatTemplate& chat;
+  std::string system{};
+  GenerateOptions sampling{};            ///< its tokens and context_length are those below
+  std::int64_t tokens = 0;               ///< of an answer, at most
+  std::int64_t window = 0;               ///< tokens of the conversation that the model sees
+  const Tokenizer* tokenizer = nullptr;  ///< null where bytes are tokens
+  std::span<const std::int32_t> ends{};  ///< tokens that end an answer
+  NextLogits next_logits{};
+  std::function<bool()> stopped{};  ///< the last pass was told to stop
+};
+
+/// To whoever types; in a file of answers there are answers alone.
+void tell(const std::string& text) {
+  std::cerr << for_reader(inspect(stderr), text, 2) << std::endl;
+}
+
+/// The next line; false at the end of the input.
+bool read_line(bool is_typed, std::string& line) {
+  if (is_typed) std::cout << "> " << std::flush;
+  if (!std::getline(std::cin, line)) {
+    if (is_typed) std::cout << std::endl;  // behind the "> "
+    return false;
+  }
+  if (line.ends_with('\r')) line.pop_back();
+  return true;
+}
+
+std::string text_of(std::span<const std::int32_t> tokens, const Tokenizer* tokenizer) {
+  if (tokenizer != nullptr) return tokenizer->decode(tokens, false);
+  return printable(tokens);  // templates take UTF-8
+}
+
+Conversation::Conversation(const ChatTemplate& chat, const std::string& system) : chat_(chat) {
+  if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
+  first_ = messages_.size();
+}
+
+std::string Conversation::ask(const std::string& text) {
+  messages_.push_back({{"role", "user"}, {"content", text}});
+  return chat_.render(messages_, true, nullptr);
+}
+
+void Conversation::answer(const std::string& text) {
+  messages_.push_back({{"role", "assistant"}, {"content", text}});
+}
+
+void Conversation::reset() {
+  messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(first_), messages_.end());
+}
+
+/// A conversation: reads a line of the standard input, writes the answer to the standard output
+/// with a line break behind it, and so on. "/reset" begins anew, "/exit" and the end of the input
+/// end it. Ctrl-C ends an answer; while a line is awaited, the program. The n-th answer is drawn by
+/// the seed plus n - 1. Returns the exit code.
+int run_chat(const ChatRequest& request) {
+  const bool is_typed = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
+  if (is_typed) tell("/reset begins anew; /exit or Ctrl-D ends; Ctrl-C ends an answer");
+  Conversation conversation(request.chat, request.system);
+  GenerateOptions options = request.sampling;
+  options.tokens = request.tokens;
+  options.context_length = request.window;
+  for (std::string line; read_line(is_typed, line) && line != "/exit";) {
+    if (line.empty()) continue;
+    if (line == "/reset") {
+      conversation.reset();
+      options.seed = request.sampling.seed;
+      continue;
+    }
+    const std::string text = conversation.ask(line);
+    const std::vector<std::int32_t> prompt =
+        request.tokenizer != nullptr ? request.tokenizer->encode(text) : to_byte_tokens(text);
+    const InterruptGuard interrupt;
+    const Continuation answer =
+        write_continuation(options, prompt, request.next_logits, request.tokenizer, request.ends,
+                           std::cout, [&] { return !request.stopped(); });
+    std::cout << std::endl;
+    if (!std::cout.good()) return kExitGood;  // nobody reads any more
+    const auto tokens = static_cast<std::int64_t>(answer.tokens.size());
+    if (interrupt.signal() != 0 && interrupt.signal() != SIGINT) {
+      return kExitSignal + interrupt.signal();
+    }
+    if (tokens == request.tokens) {
+      tell(concat("note: the answer was cut off after ", counted(tokens, "token"),
+                  "; --tokens N allows more"));
+    }
+    if (static_cast<std::int64_t>(prompt.size()) + tokens > request.window) {
+      tell(concat("note: the conversation is longer than the ", request.window,
+                  " tokens that the model sees: its beginning is dropped; /reset begins anew"));
+    }
+    conversation.answer(text_of(answer.tokens, request.tokenizer));
+    ++options.seed;
+  }
+  return kExitGood;
+}
 
 /// Settings of training that generation has, too, and their help here; "": the same.
 const std::map<std::string, std::string>& shared_settings() {
@@ -87,61 +212,43 @@ GenerateSettings generate_settings() {
     if (setting.group == "Sample") setting.must_agree = MustAgree::kAll;
     all.flags.push_back(std::move(setting));
   }
-  all.flags.push_back({.name = "message",
-                       .help =
-                           "what a user says, instead of --prompt: the chat template renders it, "
-                           "and the model's answer is written",
-                       .group = "Sample"});
-  all.flags.push_back({.name = "chat",
-                       .type = SettingType::kFlag,
-                       .fallback = false,
-                       .help =
-                           "a conversation: reads lines, and writes the model's answer to each, "
-                           "by its chat template; /reset begins anew, /exit or Ctrl-D ends",
-                       .group = "Sample"});
-  all.flags.push_back({.name = "system",
-                       .help = "what the system message of --chat or --message says",
-                       .group = "Sample"});
-  all.flags.push_back(
-      {.name = "context_tokens",
-       .type = SettingType::kInteger,
-       .help =
-           "how many tokens of a conversation the model sees, the last ones [as many as it can, "
-           "at most 4096]",
-       .group = "Sample",
-       .minimum = 1,
-       .maximum = 1 << 24});
-  all.flags.push_back(
-      {.name = "cache",
-       .type = SettingType::kFlag,
-       .fallback = true,
-       .help = "keep keys and values of the text, so that a token takes a pass over itself alone; "
-               "false: over the whole text, whose rounding is another one",
-       .group = "Machine"});
-  all.flags.push_back(
-      {.name = "tokens",
-       .type = SettingType::kInteger,
-       .help = "length of the text in tokens, or of each answer of --chat; an end-of-text token "
-               "ends it earlier [200; of --chat 1024]",
-       .group = "Sample",
-       .minimum = 1,
-       .maximum = 1 << 20});
+  const std::vector<Setting> sample = in_group(
+      "Sample",
+      {{.name = "message",
+        .help = "what a user says, instead of --prompt: the chat template renders it, and the "
+                "model's answer is written"},
+       flag_setting("chat",
+                    "a conversation: reads lines, and writes the model's answer to each, by its "
+                    "chat template; /reset begins anew, /exit or Ctrl-D ends"),
+       {.name = "system", .help = "what the system message of --chat or --message says"},
+       {.name = "context_tokens",
+        .type = SettingType::kInteger,
+        .help = "how many tokens of a conversation the model sees, the last ones [as many as it "
+                "can, at most 4096]",
+        .minimum = 1,
+        .maximum = 1 << 24},
+       {.name = "tokens",
+        .type = SettingType::kInteger,
+        .help = "length of the text in tokens, or of each answer of --chat; an end-of-text token "
+                "ends it earlier [200; of --chat 1024]",
+        .minimum = 1,
+        .maximum = 1 << 20}});
+  const Setting cache = flag_setting(
+      "cache",
+      "keep keys and values of the text, so that a token takes a pass over itself alone; false: "
+      "over the whole text, whose rounding is another one",
+      true);
+  all.flags = joined({all.flags, sample, in_group("Machine", {cache})});
   return all;
 }
 
 /// Forward passes alone, over the whole window.
-TrainerOptions forward_options(const Config& config, const PretrainedGpt& pretrained) {
-  TrainerOptions options = trainer_options(config);
+TrainerOptions generation_options(const Config& config, const PretrainedGpt& pretrained) {
+  TrainerOptions options = passes_options(config);
   options.initial_parameters = [pretrained](TrainingState& state, Stream& stream) {
     pretrained.load(state, stream);
   };
   options.micro_batch = 1;
-  options.accumulate = 1;
-  options.steps = 1;
-  options.checkpoints = {};
-  options.stop_after = 0;
-  options.cuda_graph = false;
-  options.overlap_steps = false;
   options.evaluation_samples = options.ranks / options.pipeline.ranks;  // one pass of each
   return options;
 }
@@ -164,10 +271,6 @@ GptConfig held_model(Config& config, const PretrainedGpt& pretrained) {
           "--base-format ", to_string(gpt.base_format),
           " is for the base of adapters; give them by --adapter");
   return gpt;
-}
-
-std::string text_of(const Config& config, const char* setting) {
-  return config.is_null(setting) ? "" : config.get<std::string>(setting);
 }
 
 /// The template by which --message or --chat is rendered, if one is given.
@@ -211,11 +314,10 @@ void print_notes(const Config& config, const PretrainedGpt& pretrained, const Gp
                  std::int64_t text_tokens, std::int64_t window) {
   const std::string decoding =
       describe_decoding(held, pretrained, config.get<std::string>("precision"));
-  const auto note = [](const std::string& text) { print_line(stderr, "note: " + text, 2); };
-  if (!decoding.empty()) note(concat("'", pretrained.path(), "': ", decoding));
+  if (!decoding.empty()) print_note(concat("'", pretrained.path(), "': ", decoding));
   if (text_tokens <= window) return;
-  note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
-              window, ": once there are more, each token takes a pass over all of those"));
+  print_note(concat("prompt and text may be ", text_tokens, " tokens, and the model sees the last ",
+                    window, ": once there are more, each token takes a pass over all of those"));
 }
 
 /// After a pass whose last stage some processes have: gives all of them its logits. Returns whether
@@ -260,7 +362,7 @@ int run_generate(Config config, const Launcher& launcher) {
         tokenizer == nullptr ? std::nullopt : tokenizer->id_of(chat->special_token("eos_token"));
     if (id) ends.push_back(*id);
     if (!is_chat) {
-      Conversation conversation(*chat, text_of(config, "system"));
+      Conversation conversation(*chat, config.text("system"));
       config.set_effective("prompt", conversation.ask(config.get<std::string>("message")));
     }
   }
@@ -269,7 +371,7 @@ int run_generate(Config config, const Launcher& launcher) {
   const bool caches = config.get<bool>("cache") && held.head_width_used() <= kMaxHeadWidth;
   GptGeneration gpt(held, window_of(config, pretrained.config(), prompt),
                     caches ? GptGeneration::Cache::kKeysAndValues : GptGeneration::Cache::kNone);
-  TrainerOptions options = forward_options(config, pretrained);
+  TrainerOptions options = generation_options(config, pretrained);
   join_world(launcher, config, options);
   require(!is_chat || options.world == nullptr || options.world->processes() == 1,
           ErrorCode::kConfig,
@@ -303,7 +405,7 @@ int run_generate(Config config, const Launcher& launcher) {
     if (interrupt.signal() != 0) return kExitSignal + interrupt.signal();
     guard.reset();  // whoever types ends the program by Ctrl-C, an answer by the same
     return run_chat({.chat = *chat,
-                     .system = text_of(config, "system"),
+                     .system = config.text("system"),
                      .sampling = sampling_options(config),
                      .tokens = tokens,
                      .window = gpt.window(),
@@ -331,7 +433,7 @@ std::function<int()> add_generate(CLI::App& app) {
   const auto command = add_generate_flags(app);
   return [command] {
     const Launcher launcher = find_launcher(std::getenv);
-    Config config = command->config(std::cerr, facts_of(launcher));
+    Config config = command->config(facts_of(launcher));
     adopt_launcher(launcher, config);
     return run_generate(std::move(config), launcher);
   };

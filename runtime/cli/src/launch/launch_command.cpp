@@ -2,21 +2,19 @@
 
 #include <netdb.h>
 #include <sys/socket.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <string_view>
 #include <utility>
 
 #include "commands.h"
-#include "launch/launch_processes.h"
-#include "launch/launched_command.h"
+#include "output/terminal.h"
 #include "settings/command_line.h"
 #include "settings/flag_aliases.h"
-#include "settings/gpt_settings.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/compat/config.h"
 #include "tessera/compat/launcher.h"
@@ -53,8 +51,7 @@ int listener_of(const LaunchLayout& layout) {
           " cannot be used (", std::strerror(listening.error),
           "); another job may meet there; choose another, or 0 for a free one");
   if (!listening.everywhere.empty()) {
-    std::cerr << "note: node 0 listens at all addresses of this machine: " << listening.everywhere
-              << "\n";
+    print_note("node 0 listens at all addresses of this machine: " + listening.everywhere);
   }
   return listening.socket;
 }
@@ -91,11 +88,8 @@ ProcessOptions process_options(const LaunchLayout& layout, int local, int port, 
 }
 
 std::vector<std::string> flags_of_train() {
-  std::vector<std::string> names;
-  for (const Setting& setting :
-       joined({model_settings(), trainer_settings(), train_only_settings()})) {
-    names.push_back(flag_name(setting.name));
-  }
+  std::vector<std::string> names = names_of(train_settings());
+  std::ranges::transform(names, names.begin(), flag_name);
   return names;
 }
 
@@ -213,7 +207,7 @@ void check_restarts(const LaunchRequest& request, const LaunchLayout& layout,
   require(!request.min_ranks || request.max_restarts > 0, ErrorCode::kConfig,
           "--min-ranks says how many ranks a restart needs; give --max-restarts, too");
   if (request.max_restarts > 0 && command.given().value("resume", "") != "auto") {
-    std::cerr << "note: a restart begins at step 0, unless the run has --save and --resume auto\n";
+    print_note("a restart begins at step 0, unless the run has --save and --resume auto");
   }
 }
 
@@ -260,6 +254,40 @@ int run_launch(const LaunchRequest& request) {
     layout.processes.value = next;
     std::cerr << "tessera: restart " << attempt + 1 << " of " << request.max_restarts << ", with "
               << next * layout.ranks_per_process * layout.nodes.value << " ranks\n";
+  }
+}
+
+LaunchedCommand::LaunchedCommand(std::vector<std::string> words)
+    : words_(std::move(words)), program_(std::make_unique<CLI::App>("", "tessera")) {
+  require(!words_.empty(), ErrorCode::kConfig, "nothing to launch; try 'tessera launch ",
+          "--processes 2 -- train --data FOLDER'");
+  require(can_be_launched(name()), ErrorCode::kConfig, "'", name(), kCannotBeLaunched);
+  const auto* const row = std::ranges::find(kCommands, name(), &CommandRow::name);
+  CLI::App& app = *program_->add_subcommand(name(), row->summary);
+  std::function<int()> bench;  // what its flags are parsed into
+  if (name() == "bench") {
+    require(words_.size() > 1 && words_[1] == "collectives", ErrorCode::kConfig,
+            "of 'bench' only 'bench collectives' can be launched; run the others by themselves");
+    bench = add_bench(app);
+  }
+  settings_ = name() == "bench"      ? nullptr
+              : name() == "train"    ? add_train_flags(app)
+              : name() == "evaluate" ? add_evaluate_flags(app)
+              : name() == "generate" ? add_generate_flags(app)
+                                     : add_self_test_flags(app);
+  try {
+    program_->parse(std::vector<std::string>(words_.rbegin(), words_.rend()));
+  } catch (const CLI::CallForHelp&) {
+    help_ = program_->help();
+    return;
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorCode::kConfig, error.what(), "; see tessera ", name(), " --help");
+  }
+  if (settings_ == nullptr) return;
+  config_path_ = settings_->config_path();
+  const Config flags = settings_->flags();
+  for (const Setting& setting : flags.table()) {
+    if (flags.given(setting.name)) given_[setting.name] = flags.values()[setting.name];
   }
 }
 

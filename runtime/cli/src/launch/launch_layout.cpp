@@ -1,24 +1,66 @@
-#include "launch/launch_layout.h"
+#include "launch/launch_command.h"
 
 #include <strings.h>
-
+#include <algorithm>
 #include <cstdlib>
-#include <iostream>
 #include <random>
 #include <sstream>
 
 #include "commands.h"
-#include "launch/launch_gpus.h"
+#include "output/terminal.h"
 #include "settings/command_line.h"
-#include "settings/gpt_settings.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/compat/launcher.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
+#include "tessera/trainer/rank_device.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 
 namespace tessera::cli {
 namespace {
+
+/// The numbers that the list may have: CUDA numbers the GPUs of the machine, but if this process
+/// may use only some, its children cannot use others.
+std::vector<std::string> numbers_of(const CudaStatus& cuda) {
+  std::vector<std::string> numbers;
+  for (const CudaGpu& gpu : cuda.gpus) numbers.push_back(std::to_string(gpu.ordinal));
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? numbers : gpu_ids_of(visible);
+}
+
+/// CUDA takes the beginning of a name for the whole, if it is the only one that begins so.
+bool is_there(const std::string& id, const CudaStatus& cuda,
+              const std::vector<std::string>& numbers) {
+  if (id.starts_with("MIG-")) return true;  // the CUDA runtime lists no parts of GPUs
+  return std::ranges::find(numbers, id) != numbers.end() ||
+         std::ranges::any_of(cuda.gpus, [&](const CudaGpu& gpu) {
+           return id.starts_with("GPU-") && gpu.uuid.starts_with(id);
+         });
+}
+
+/// Checks the GPUs that processes of this machine may use: a list as CUDA_VISIBLE_DEVICES takes it,
+/// "all" or empty. `device`: of the run, "auto", "cpu" or "cuda". If no GPU will be used, says on
+/// stderr that the list has no effect. Throws Error{kUnavailable} if the run asks for CUDA and none
+/// can be used, and Error{kConfig} that names the GPUs there are if one of the list is not there.
+void check_gpus(const Stated<std::string>& list, const std::string& device) {
+  if (list.value.empty() || list.value == "all") return;
+  if (resolved_device(parse_device(device)) == DeviceChoice::kCpu) {
+    print_note(
+        concat(list.name, " ", list.value, " has no effect: the ranks compute on the CPU",
+               device == "cpu" ? "" : ", since no GPU can be used ('tessera env' says why)"));
+    return;
+  }
+  const CudaStatus cuda = cuda_status();
+  const std::vector<std::string> numbers = numbers_of(cuda);
+  for (const std::string& id : gpu_ids_of(list.value)) {
+    if (is_there(id, cuda, numbers)) continue;
+    fail(ErrorCode::kConfig, list.name, ": there is no GPU ", id, " here; there ",
+         numbers.size() == 1 ? "is " : "are ", tessera::joined(numbers),
+         std::getenv("CUDA_VISIBLE_DEVICES") == nullptr ? "" : ", as CUDA_VISIBLE_DEVICES says",
+         "; 'tessera gpu-info' lists them");
+  }
+}
 
 constexpr int kUsualPort = 29500;
 
@@ -30,11 +72,6 @@ Stated<T> stated(const std::optional<T>& flag, const char* name,
 }
 
 // ---- The file -----------------------------------------------------------------------------------
-
-std::vector<Setting> all_settings() {
-  return joined(
-      {model_settings(), trainer_settings(), train_only_settings(), plan_only_settings()});
-}
 
 /// `ranks`: 0 for as many as the file says.
 ConfigTranslation translate(const ConfigFile& file, const std::vector<Setting>& table,
@@ -119,8 +156,8 @@ void check_ranks(const LaunchLayout& r, const LaunchedCommand& command) {
   const bool any = r.gpu_ids.value.empty() || r.gpu_ids.value == "all";
   const std::size_t gpus = gpu_ids_of(r.gpu_ids.value).size();
   require(any || gpus >= static_cast<std::size_t>(r.processes.value), ErrorCode::kConfig,
-          r.gpu_ids.name, " names ", gpus, gpus == 1 ? " GPU" : " GPUs", " for ", r.processes.value,
-          " processes; name one for each, or start fewer (--processes)");
+          r.gpu_ids.name, " names ", counted(static_cast<long long>(gpus), "GPU"), " for ",
+          r.processes.value, " processes; name one for each, or start fewer (--processes)");
   const std::int64_t total = r.ranks();
   const std::string sum =
       concat("--nodes ", r.nodes.value, " x --processes ", r.processes.value,
@@ -144,8 +181,8 @@ std::string config_of(const LaunchRequest& request, const LaunchedCommand& comma
   if (!command.takes_default_config()) return "";
   const auto file = default_accelerate_config([](const char* name) { return std::getenv(name); });
   if (file) {
-    std::cerr << "note: settings of " << *file << ", Accelerate's default file, are used; "
-              << "--no-default-config behind " << command.name() << " turns that off\n";
+    print_note(concat("settings of ", *file, ", Accelerate's default file, are used; ",
+                      "--no-default-config behind ", command.name(), " turns that off"));
   }
   return file.value_or("");
 }

@@ -1,4 +1,4 @@
-#include "launch/launch_processes.h"
+#include "launch/launch_command.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -99,32 +99,6 @@ struct Failure {
   int exit_code = 1;
 };
 
-/// Between fork and exec: only what a signal handler might call, so all memory is made before.
-/// `inherited`: files that the process has under the same numbers, -1 being none.
-[[noreturn]] void become(char** argv, char** variables, int out, int err,
-                         const std::array<int, 3>& inherited, pid_t parent) {
-  // The launcher's handlers would swallow what comes before exec.
-  sigset_t all_signals;
-  sigfillset(&all_signals);
-  signal(SIGINT, SIG_DFL);
-  signal(SIGTERM, SIG_DFL);
-  signal(SIGUSR1, SIG_DFL);
-  signal(SIGQUIT, SIG_IGN);  // until the process has an answer to it
-  sigprocmask(SIG_UNBLOCK, &all_signals, nullptr);
-  setpgid(0, 0);  // Ctrl-C reaches the launcher alone, which passes it on
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  dup2(null, STDIN_FILENO);
-  dup2(out, STDOUT_FILENO);
-  dup2(err, STDERR_FILENO);
-  for (const int file : inherited) {
-    if (file >= 0) fcntl(file, F_SETFD, 0);
-  }
-  execve("/proc/self/exe", argv, variables);
-  _exit(127);
-}
-
 class Launch {
  public:
   Launch(std::vector<ProcessOptions> processes, std::chrono::seconds grace) : grace_(grace) {
@@ -205,8 +179,8 @@ class Launch {
     sigprocmask(SIG_BLOCK, &all_signals, &before);
     child.pid = fork();
     if (child.pid == 0) {
-      become(argv.data(), variables.data(), out[1], err[1], {terminal, options.listener, meeting_},
-             parent);
+      become_child(argv.data(), variables.data(), out[1], err[1],
+                   {terminal, options.listener, meeting_}, parent);
     }
     sigprocmask(SIG_SETMASK, &before, nullptr);
     require(child.pid > 0, ErrorCode::kUnavailable, "cannot start process ", options.process, ": ",
@@ -364,6 +338,30 @@ class Launch {
 };
 
 }  // namespace
+
+void become_child(char** argv, char** variables, int out, int err,
+                  std::initializer_list<int> inherited, pid_t parent) {
+  // The parent's handlers would swallow what comes before exec.
+  sigset_t all_signals;
+  sigfillset(&all_signals);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGUSR1, SIG_DFL);
+  signal(SIGQUIT, SIG_IGN);  // until the process has an answer to it
+  sigprocmask(SIG_UNBLOCK, &all_signals, nullptr);
+  setpgid(0, 0);  // Ctrl-C reaches the parent alone, which passes it on
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(127);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  dup2(null, STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  for (const int file : inherited) {
+    if (file >= 0) fcntl(file, F_SETFD, 0);
+  }
+  execve("/proc/self/exe", argv, variables);
+  _exit(127);
+}
 
 LaunchResult run_processes(std::vector<ProcessOptions> processes, std::chrono::seconds grace) {
   return Launch(std::move(processes), grace).run();

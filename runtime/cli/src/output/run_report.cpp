@@ -5,43 +5,75 @@
 #include <numeric>
 #include <ostream>
 
-#include "output/speed.h"
 #include "output/terminal.h"
 #include "output/text_table.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/measurement_noise.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/rank_device.h"
+#include "tessera/trainer/setting.h"
 
 namespace tessera::cli {
 namespace {
 
 constexpr int kIndent = 10;  // behind "schedule  "
 
-constexpr std::pair<std::string_view, std::int64_t Traffic::*> kTierCopies[] = {
-    {"  device to host", &Traffic::to_host_bytes}, {"  host to device", &Traffic::to_device_bytes}};
-constexpr std::pair<std::string_view, std::int64_t Traffic::*> kDiskCopies[] = {
-    {"  host to disk", &Traffic::to_disk_bytes}, {"  disk to host", &Traffic::from_disk_bytes}};
+/// Copies between tiers; those of a disk are told where there are any.
+struct TierCopy {
+  const char* name;
+  std::int64_t Traffic::*bytes;
+  bool is_of_disk;
+};
+constexpr TierCopy kTierCopies[] = {{"  device to host", &Traffic::to_host_bytes, false},
+                                    {"  host to device", &Traffic::to_device_bytes, false},
+                                    {"  host to disk", &Traffic::to_disk_bytes, true},
+                                    {"  disk to host", &Traffic::from_disk_bytes, true}};
 
 std::string in_words(std::string_view key) {
   std::string text(key);
-  for (char& c : text) {
-    if (c == '_') c = ' ';
-  }
+  std::ranges::replace(text, '_', ' ');
   return text;
 }
 
-/// Calls `row(name, category bytes of a, of b)` for what either uses, and for the total.
+/// The bytes of one rank on each tier.
+struct MemoryOfRank {
+  const MemoryPeak& device;
+  std::int64_t host = 0, disk = 0;
+};
+
+/// Calls `row(name, bytes of a, of b)` for each category that either uses, the total, and tiers.
 template <typename Row>
-void for_each_category(const MemoryPeak& a, const MemoryPeak& b, const Row& row) {
+void for_each_memory(const MemoryOfRank& a, const MemoryOfRank& b, const Row& row) {
   for (int i = 0; i < kMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
-    const std::int64_t first = a.by_category[category];
-    const std::int64_t second = b.by_category[category];
+    const std::int64_t first = a.device.by_category[category];
+    const std::int64_t second = b.device.by_category[category];
     if (first != 0 || second != 0) row("  " + in_words(to_string(category)), first, second);
   }
-  row("  peak of the sum", a.total, b.total);
+  row("  peak of the sum", a.device.total, b.device.total);
+  if (a.host > 0 || b.host > 0) row("  on the host", a.host, b.host);
+  if (a.disk > 0) row("  on disk", a.disk, b.disk);
+}
+
+/// Calls `row(name, kind)` for each kind of collective that either has.
+template <typename Row>
+void for_each_collective(const Traffic& a, const Traffic& b, const Row& row) {
+  for (int i = 0; i < kCollectiveKinds; ++i) {
+    const auto kind = static_cast<CollectiveKind>(i);
+    if (a.calls_of(kind) == 0 && b.calls_of(kind) == 0) continue;
+    row("  " + in_words(to_string(kind)), kind);
+  }
+}
+
+/// Calls `row(name, bytes of a, of b)` for copies between tiers, if either has any.
+template <typename Row>
+void for_each_copy(const Traffic& a, const Traffic& b, const Row& row) {
+  if (!moves_between_tiers(a) && !moves_between_tiers(b)) return;
+  for (const auto& [name, bytes, is_of_disk] : kTierCopies) {
+    if (!is_of_disk || a.*bytes > 0 || b.*bytes > 0) row(name, a.*bytes, b.*bytes);
+  }
 }
 
 std::string verdict(std::int64_t predicted, std::int64_t measured) {
@@ -85,6 +117,15 @@ std::int64_t total_sent(const Traffic& traffic) {
   return std::accumulate(traffic.sent_bytes.begin(), traffic.sent_bytes.end(), std::int64_t{0});
 }
 
+/// The cells of a prediction beside what came of it.
+std::vector<std::string> compared(const std::string& name, std::int64_t predicted,
+                                  std::int64_t measured) {
+  return {name, format_bytes(predicted), format_bytes(measured), verdict(predicted, measured)};
+}
+std::vector<std::string> predicted(const std::string& name, std::int64_t bytes) {
+  return {name, format_bytes(bytes), with_commas(bytes)};
+}
+
 /// A line for each stage, and whether predictions held.
 void print_stages_comparison(std::ostream& out, const TrainingPlan& plan,
                              const TrainingSummary& summary) {
@@ -105,22 +146,10 @@ void print_stages_comparison(std::ostream& out, const TrainingPlan& plan,
 
 void print_memory_comparison(std::ostream& out, const TrainingSummary& summary) {
   TextTable table({"memory of a rank", "predicted", "measured", ""});
-  for_each_category(summary.predicted_memory, summary.measured_memory,
-                    [&](const std::string& name, std::int64_t predicted, std::int64_t measured) {
-                      table.add({name, format_bytes(predicted), format_bytes(measured),
-                                 verdict(predicted, measured)});
-                    });
-  const std::int64_t on_host = summary.predicted_host_memory.total;
-  const std::int64_t measured = summary.measured_host_memory.total;
-  if (on_host > 0 || measured > 0) {
-    table.add({"  on the host", format_bytes(on_host), format_bytes(measured),
-               verdict(on_host, measured)});
-  }
-  const std::int64_t file = summary.predicted_disk_bytes;
-  if (file > 0) {
-    table.add({"  on disk", format_bytes(file), format_bytes(summary.measured_disk_bytes),
-               verdict(file, summary.measured_disk_bytes)});
-  }
+  for_each_memory(
+      {summary.predicted_memory, summary.predicted_host_memory.total, summary.predicted_disk_bytes},
+      {summary.measured_memory, summary.measured_host_memory.total, summary.measured_disk_bytes},
+      [&](const auto&... cells) { table.add(compared(cells...)); });
   table.print(out);
 }
 
@@ -129,15 +158,12 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
   const Traffic& counted = summary.counted_traffic.front();
   TextTable table({"sent by a rank", "predicted", "counted", "", "calls"});
   bool any = false;
-  for (int i = 0; i < kCollectiveKinds; ++i) {
-    const auto kind = static_cast<CollectiveKind>(i);
-    if (predicted.calls_of(kind) == 0 && counted.calls_of(kind) == 0) continue;
+  for_each_collective(predicted, counted, [&](const std::string& name, CollectiveKind kind) {
     any = true;
-    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
-               format_bytes(counted.sent_of(kind)),
-               verdict(predicted.sent_of(kind), counted.sent_of(kind)),
-               with_commas(counted.calls_of(kind))});
-  }
+    std::vector<std::string> row = compared(name, predicted.sent_of(kind), counted.sent_of(kind));
+    row.push_back(with_commas(counted.calls_of(kind)));
+    table.add(std::move(row));
+  });
   if (any) {
     table.print(out);
     out << "  copied in or out around collectives: " << with_commas(counted.copied_bytes)
@@ -145,15 +171,7 @@ void print_traffic_comparison(std::ostream& out, const TrainingSummary& summary)
   }
   if (!moves_between_tiers(predicted) && !moves_between_tiers(counted)) return;
   TextTable copies({"copied by a rank", "predicted", "counted", ""});
-  for (const auto& [name, bytes] : kTierCopies) {
-    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
-                verdict(predicted.*bytes, counted.*bytes)});
-  }
-  for (const auto& [name, bytes] : kDiskCopies) {
-    if (predicted.*bytes == 0 && counted.*bytes == 0) continue;
-    copies.add({std::string(name), format_bytes(predicted.*bytes), format_bytes(counted.*bytes),
-                verdict(predicted.*bytes, counted.*bytes)});
-  }
+  for_each_copy(predicted, counted, [&](const auto&... cells) { copies.add(compared(cells...)); });
   copies.print(out);
 }
 
@@ -310,16 +328,10 @@ void print_stages(std::ostream& out, const TrainingPlan& plan) {
 
 void print_memory(std::ostream& out, const TrainingPlan& plan) {
   TextTable table({"memory of a rank", "predicted", "bytes"});
-  for_each_category(plan.memory, plan.memory,
-                    [&](const std::string& name, std::int64_t bytes, std::int64_t) {
-                      table.add({name, format_bytes(bytes), with_commas(bytes)});
-                    });
-  if (const std::int64_t on_host = plan.host_memory.total; on_host > 0) {
-    table.add({"  on the host", format_bytes(on_host), with_commas(on_host)});
-  }
-  if (plan.disk_bytes > 0) {
-    table.add({"  on disk", format_bytes(plan.disk_bytes), with_commas(plan.disk_bytes)});
-  }
+  const MemoryOfRank memory{plan.memory, plan.host_memory.total, plan.disk_bytes};
+  for_each_memory(memory, memory, [&](const std::string& name, std::int64_t bytes, std::int64_t) {
+    table.add(predicted(name, bytes));
+  });
   table.print(out);
 }
 
@@ -328,40 +340,31 @@ void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan) {
   if (items.empty()) return;
   TextTable table({"beside it on a GPU", "about", "bytes"});
   for (const OverheadItem& item : items) {
-    table.add({"  " + item.name, format_bytes(item.bytes), with_commas(item.bytes)});
+    table.add(predicted("  " + item.name, item.bytes));
   }
-  const std::int64_t total = total_bytes(items);
-  table.add({"  in all", format_bytes(total), with_commas(total)});
-  const std::int64_t needed = device_bytes(plan);
-  table.add({"needs of its GPU", format_bytes(needed), with_commas(needed)});
+  table.add(predicted("  in all", total_bytes(items)));
+  table.add(predicted("needs of its GPU", device_bytes(plan)));
   table.print(out);
   for (const OverheadItem& item : items) {
     print_paragraph(out, concat("  ", item.name, ": ", item.source), 4);
   }
 }
 
-void print_traffic(std::ostream& out, const Traffic& predicted) {
+void print_traffic(std::ostream& out, const Traffic& traffic) {
   TextTable table({"sent by a rank per step", "predicted", "bytes", "calls"});
-  std::int64_t total = 0;
-  for (int i = 0; i < kCollectiveKinds; ++i) {
-    const auto kind = static_cast<CollectiveKind>(i);
-    if (predicted.calls_of(kind) == 0) continue;
-    total += predicted.sent_of(kind);
-    table.add({"  " + in_words(to_string(kind)), format_bytes(predicted.sent_of(kind)),
-               with_commas(predicted.sent_of(kind)), with_commas(predicted.calls_of(kind))});
-  }
-  table.add({"  in all", format_bytes(total), with_commas(total)});
+  for_each_collective(traffic, traffic, [&](const std::string& name, CollectiveKind kind) {
+    std::vector<std::string> row = predicted(name, traffic.sent_of(kind));
+    row.push_back(with_commas(traffic.calls_of(kind)));
+    table.add(std::move(row));
+  });
+  table.add(predicted("  in all", total_sent(traffic)));
   table.print(out);
-  if (!moves_between_tiers(predicted)) return;
+  if (!moves_between_tiers(traffic)) return;
   out << "\n";
   TextTable copies({"copied by a rank per step", "predicted", "bytes"});
-  for (const auto& [name, bytes] : kTierCopies) {
-    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
-  }
-  for (const auto& [name, bytes] : kDiskCopies) {
-    if (predicted.*bytes == 0) continue;
-    copies.add({std::string(name), format_bytes(predicted.*bytes), with_commas(predicted.*bytes)});
-  }
+  for_each_copy(traffic, traffic, [&](const char* name, std::int64_t bytes, std::int64_t) {
+    copies.add(predicted(name, bytes));
+  });
   copies.print(out);
 }
 
@@ -396,6 +399,21 @@ void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSu
   if (plan.options.hash_parameters) {
     out << "sha256    " << summary.parameters_sha256 << "\n";
   }
+}
+
+std::string describe_speed(const SpeedRates& rates) {
+  if (!rates.has_padding()) return with_prefix(rates.tokens) + " tokens/s";
+  return concat(with_prefix(rates.positions), " positions/s, ", with_prefix(rates.tokens),
+                " targets/s");
+}
+
+void note_noise(const HardwareProfile& profile) {
+  if (!profile.noise) return;
+  const std::vector<std::string> seen = disturbances(*profile.noise);
+  if (seen.empty()) return;
+  print_note(concat("the profile ", profile.name, " was measured on a busy machine (",
+                    tessera::joined(seen, "; "),
+                    "), so predicted times are too long; 'tessera calibrate' makes another"));
 }
 
 }  // namespace tessera::cli

@@ -5,10 +5,23 @@
 #include <vector>
 
 #include "tessera/compat/config.h"
+#include "tessera/lab/hardware_profile.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/trainer.h"
 
 namespace tessera::cli {
+
+/// The speed of a run per second: losses that count, and positions that are computed.
+struct SpeedRates {
+  double tokens = 0.0;
+  double positions = 0.0;
+  /// Or prompts, of which nothing is learnt.
+  bool has_padding() const { return positions > tokens * (1.0 + 1e-6); }
+};
+
+/// "45.1 k tokens/s", or, where not every position has a target, "45.1 k positions/s, 16.7 k
+/// targets/s".
+std::string describe_speed(const SpeedRates& rates);
 
 /// "full_shard on 4 ranks (1 replica of 4), fp32, 1 thread per rank".
 std::string describe_ranks(const TrainerOptions& options);
@@ -32,18 +45,21 @@ std::string describe_shape(const Schedule& schedule);
 /// "gpt2-tiny: 0.82 M parameters in 6 units".
 std::string describe_model(const TrainingPlan& plan);
 
-/// Memory of one rank by category, as predicted, and what is offloaded.
 /// A line for each stage, if there are several: its layers, its memory, what it sends.
 void print_stages(std::ostream& out, const TrainingPlan& plan);
+/// Memory of one rank by category, as predicted, and what is offloaded.
 void print_memory(std::ostream& out, const TrainingPlan& plan);
 /// Prints the memory that a GPU holds beside that, by item with its source; nothing for a run on
 /// the CPU.
 void print_gpu_overhead(std::ostream& out, const TrainingPlan& plan);
 /// Bytes and calls of one rank's step by kind of collective, as predicted, and copied bytes.
-void print_traffic(std::ostream& out, const Traffic& predicted);
+void print_traffic(std::ostream& out, const Traffic& traffic);
 
 /// Prints the results of a finished run, each prediction beside its measurement.
 void print_summary(std::ostream& out, const TrainingPlan& plan, const TrainingSummary& summary,
                    const RunMeasurements& measurements);
+
+/// A line if the profile was measured on a busy machine: what it predicts is then too slow.
+void note_noise(const HardwareProfile& profile);
 
 }  // namespace tessera::cli

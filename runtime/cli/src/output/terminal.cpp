@@ -83,6 +83,8 @@ void print_line(std::FILE* stream, const std::string& text, int indent) {
   (stream == stdout ? std::cout : std::cerr) << for_reader(inspect(stream), text, indent) << "\n";
 }
 
+void print_note(const std::string& text) { print_line(stderr, "note: " + text, 2); }
+
 void print_paragraph(std::ostream& out, const std::string& text, int indent) {
   out << wrapped(text, kColumns, indent) << "\n";
 }

@@ -32,6 +32,8 @@ std::string wrapped(const std::string& text, int columns, int indent = 0);
 std::string for_reader(const Terminal& terminal, const std::string& text, int indent = 0);
 /// Prints a line for a reader, `stream` being stdout or stderr; see for_reader().
 void print_line(std::FILE* stream, const std::string& text, int indent = 0);
+/// Prints "note: ..." on stderr, for a reader.
+void print_note(const std::string& text);
 /// Prints `text` wrapped at kColumns.
 void print_paragraph(std::ostream& out, const std::string& text, int indent = 0);
 /// Terminal columns that UTF-8 text takes, if all its characters are narrow.

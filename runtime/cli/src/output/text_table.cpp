@@ -15,7 +15,8 @@ void TextTable::print(std::ostream& out) const {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
       const std::string padding(widths[i] - row[i].size(), ' ');
-      line += i == 0 ? row[i] + padding : "  " + padding + row[i];
+      const bool is_left = has_texts_ || i == 0;
+      line += (i == 0 ? "" : "  ") + (is_left ? row[i] + padding : padding + row[i]);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << '\n';

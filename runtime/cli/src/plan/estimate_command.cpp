@@ -17,7 +17,6 @@
 #include "settings/flag_aliases.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
-#include "settings/model_names.h"
 #include "settings/option_names.h"
 #include "settings/sweep.h"
 #include "tessera/core/error.h"

@@ -1,4 +1,4 @@
-#include "plan/fit_setting.h"
+#include "plan/planned_run.h"
 
 #include <algorithm>
 #include <ostream>
@@ -12,6 +12,7 @@
 #include "tessera/trainer/agreement.h"
 #include "tessera/trainer/auto_batch.h"
 #include "tessera/trainer/byte_size.h"
+#include "tessera/trainer/log.h"
 #include "tessera/trainer/rank_device.h"
 
 namespace tessera::cli {
@@ -156,21 +157,20 @@ std::int64_t host_bytes_here(const TrainerOptions& options) {
 }  // namespace
 
 std::vector<Setting> fit_settings() {
-  return {
-      {.name = "fit",
-       .help = "choose strategy, recomputation, offload, and the ranks and order of a pipeline: "
-               "the combination with the least predicted step time whose memory per rank is "
-               "within this budget, like 4GiB, or auto: within --memory-limit, or what there "
-               "is; of these settings those that are given stay; with --pipeline P that it "
-               "has chosen, --accumulate is P times as much, for the same samples in a step",
-       .group = "Sharding",
-       .check = check_budget},
-      {.name = "fit_profile",
-       .fallback = "h100-sxm",
-       .help =
-           "by which machine --fit predicts step times: " + tessera::joined(builtin_profiles()) +
-           ", or a file that tessera calibrate has written",
-       .group = "Sharding"}};
+  return in_group(
+      "Sharding",
+      {{.name = "fit",
+        .help = "choose strategy, recomputation, offload, and the ranks and order of a pipeline: "
+                "the combination with the least predicted step time whose memory per rank is "
+                "within this budget, like 4GiB, or auto: within --memory-limit, or what there "
+                "is; of these settings those that are given stay; with --pipeline P that it "
+                "has chosen, --accumulate is P times as much, for the same samples in a step",
+        .check = check_budget},
+       {.name = "fit_profile",
+        .fallback = "h100-sxm",
+        .help =
+            "by which machine --fit predicts step times: " + tessera::joined(builtin_profiles()) +
+            ", or a file that tessera calibrate has written"}});
 }
 
 FitRequest fit_request(const Config& config, const TrainerOptions& options, bool runs_here) {
@@ -273,8 +273,7 @@ nlohmann::ordered_json to_json(const FitChoice& choice, const FitRequest& reques
     json["accumulate"] = candidate.options.accumulate;
     json["device_bytes"] = candidate.device_bytes;
     json["host_bytes"] = candidate.host_bytes;
-    json["step_seconds"] = candidate.step_seconds ? nlohmann::ordered_json(*candidate.step_seconds)
-                                                  : nlohmann::ordered_json();
+    json["step_seconds"] = or_null(candidate.step_seconds);
     json["fits"] = !candidate.excess;
     if (candidate.excess) json["objection"] = to_string(*candidate.excess);
     candidates.push_back(std::move(json));

@@ -7,12 +7,9 @@
 
 #include "commands.h"
 #include "output/json_output.h"
-#include "output/profile_note.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
 #include "output/text_table.h"
-#include "plan/fit_setting.h"
-#include "plan/fitted_plan.h"
 #include "plan/planned_run.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
@@ -64,7 +61,7 @@ void print_actions(std::ostream& out, const Schedule& schedule, bool all) {
       out << "        ... " << skipped << " more actions; --actions shows all ...\n";
       i += skipped;
     }
-    out << for_reader(inspect(stdout), action_line(schedule, i), 20) << "\n";
+    print_line(stdout, action_line(schedule, i), 20);
   }
 }
 
@@ -139,48 +136,36 @@ void print_sums(std::ostream& out, const TrainingPlan& plan) {
 }  // namespace
 
 std::vector<Setting> plan_only_settings() {
-  std::vector<std::string> passes;
-  std::string summaries;
+  std::vector<std::string> passes, summaries;
   for (const PlanPass& pass : plan_passes()) {
     passes.emplace_back(pass.name);
-    summaries += concat(summaries.empty() ? "" : "; ", pass.name, ": ", pass.summary);
+    summaries.push_back(concat(pass.name, ": ", pass.summary));
   }
-  return {
-      {.name = "format",
-       .fallback = "text",
-       .help = "text: words; summary: without the actions; schedule: the schedule alone, as it can "
+  return in_group(
+      "Output", MustAgree::kNone,
+      {
+          {.name = "format",
+           .fallback = "text",
+           .help =
+               "text: words; summary: without the actions; schedule: the schedule alone, as it can "
                "be parsed again; pipeline-csv: the passes of all pipeline ranks, as "
                "--pipeline-schedule reads them; json",
-       .group = "Output",
-       .choices = {"text", "summary", "schedule", "pipeline-csv", "json"},
-       .must_agree = MustAgree::kNone},
-      {.name = "after",
-       .help = "show the schedule as it is after this pass of planning, as --format schedule "
-               "does (" +
-               summaries + ")",
-       .group = "Output",
-       .choices = passes,
-       .must_agree = MustAgree::kNone},
-      {.name = "sweep",
-       .fallback = "",
-       .help = "print the memory of every combination instead: --sweep \"ranks=8,64 "
-               "strategy=zero2,full_shard\"; any setting of the run can be swept",
-       .group = "Output",
-       .must_agree = MustAgree::kNone},
-      {.name = "actions",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "show all actions, however many",
-       .group = "Output",
-       .must_agree = MustAgree::kNone},
-      {.name = "sums",
-       .type = SettingType::kFlag,
-       .fallback = false,
-       .help = "show how gradients are added up, with every rounding, and which strategies add "
-               "alike: those give the same bits",
-       .group = "Output",
-       .must_agree = MustAgree::kNone},
-  };
+           .choices = {"text", "summary", "schedule", "pipeline-csv", "json"}},
+          {.name = "after",
+           .help = "show the schedule as it is after this pass of planning, as --format schedule "
+                   "does (" +
+                   tessera::joined(summaries, "; ") + ")",
+           .choices = passes},
+          {.name = "sweep",
+           .fallback = "",
+           .help = "print the memory of every combination instead: --sweep \"ranks=8,64 "
+                   "strategy=zero2,full_shard\"; any setting of the run can be swept"},
+          flag_setting("actions", "show all actions, however many"),
+          flag_setting(
+              "sums",
+              "show how gradients are added up, with every rounding, and which strategies add "
+              "alike: those give the same bits"),
+      });
 }
 
 namespace {
@@ -226,14 +211,14 @@ int run_plan(Config config) {
   const FittedPlan fitted = plan_fitted(config);
   const std::optional<FitRequest>& request = fitted.request;
   const std::optional<FitChoice>& fit = fitted.choice;
-  if (request) note_noise(std::cerr, request->cluster.profile);
+  if (request) note_noise(request->cluster.profile);
   const TrainingPlan& plan = fitted.run->plan;
   const TrainerOptions& options = plan.options;
-  for (const std::string& note : plan.notes) std::cerr << "note: " << with_flags(note) << "\n";
+  for (const std::string& note : plan.notes) print_note(note);
   if (options.memory_limit_bytes > 0 && plan.memory.total > options.memory_limit_bytes) {
-    std::cerr << "note: each rank needs " << format_bytes(device_bytes(plan))
-              << ", more than its limit of " << format_bytes(options.memory_limit_bytes)
-              << ": training will refuse this\n";
+    print_note(concat("each rank needs ", format_bytes(device_bytes(plan)),
+                      ", more than its limit of ", format_bytes(options.memory_limit_bytes),
+                      ": training will refuse this"));
   }
   if (config.get<bool>("sums")) {
     print_sums(std::cout, plan);
@@ -290,13 +275,13 @@ std::vector<Setting> plan_settings() {
 
 std::function<int()> add_plan(CLI::App& app) {
   std::vector<Setting> of_train = train_only_settings();
-  for (const Setting& setting : fit_settings()) {
-    of_train = without(std::move(of_train), setting.name);
-  }
+  std::erase_if(of_train, [](const Setting& setting) {
+    return find_setting(fit_settings(), setting.name) != nullptr;
+  });
   const auto command = std::make_shared<SettingsCommand>(app, plan_settings(), of_train);
   return [command] {
-    Config config = command->config(std::cerr, kForAnyMachine);
-    print_announcements(std::cerr, config);
+    Config config = command->config(kForAnyMachine);
+    print_announcements(config);
     return run_plan(std::move(config));
   };
 }

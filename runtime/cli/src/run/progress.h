@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "output/speed.h"
+#include "output/run_report.h"
 #include "output/terminal.h"
 #include "run/work_report.h"
 #include "tessera/core/host_work.h"

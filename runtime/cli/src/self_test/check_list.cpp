@@ -1,4 +1,4 @@
-#include "self_test/check_list.h"
+#include "self_test/self_test.h"
 
 #include <iostream>
 

@@ -1,4 +1,4 @@
-#include "self_test/collectives_check.h"
+#include "self_test/self_test.h"
 
 #include <bit>
 #include <cstddef>

@@ -11,10 +11,7 @@
 
 #include "commands.h"
 #include "output/terminal.h"
-#include "self_test/check_list.h"
-#include "self_test/collectives_check.h"
-#include "self_test/preflight.h"
-#include "self_test/self_test_training.h"
+#include "self_test/self_test.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "tessera/compat/launcher.h"
@@ -140,9 +137,9 @@ std::function<int()> add_self_test(CLI::App& app) {
   const auto command = add_self_test_flags(app);
   return [command] {
     const Launcher launcher = find_launcher(std::getenv);
-    Config config = command->config(std::cerr, facts_of(launcher));
+    Config config = command->config(facts_of(launcher));
     adopt_launcher(launcher, config);
-    if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+    if (!config.get<bool>("quiet")) print_announcements(config);
     return run_self_test(config, launcher);
   };
 }

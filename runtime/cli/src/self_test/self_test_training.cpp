@@ -1,4 +1,4 @@
-#include "self_test/self_test_training.h"
+#include "self_test/self_test.h"
 
 #include <utility>
 

@@ -2,23 +2,42 @@
 
 #include <cstdlib>
 #include <memory>
-#include <ostream>
+#include <sstream>
 
 #include "output/terminal.h"
 #include "settings/flag_aliases.h"
-#include "settings/help_format.h"
 #include "settings/option_names.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
 namespace {
 
-std::string type_name(const Setting& setting) {
-  if (!setting.choices.empty()) {
-    std::string all;
-    for (const std::string& choice : setting.choices) all += (all.empty() ? "" : "|") + choice;
-    return all;
+constexpr int kTextColumn = 28;
+
+/// A name, and beside it or below it what it means.
+std::string row(const std::string& name, const std::string& text) {
+  const std::string margin(kTextColumn, ' ');
+  std::string lines = "  " + name;
+  if (text.empty()) return lines + "\n";
+  std::istringstream paragraphs(text);
+  bool beside = columns_of(lines) + 2 <= kTextColumn;
+  if (beside) lines.resize(kTextColumn, ' ');
+  for (std::string paragraph; std::getline(paragraphs, paragraph); beside = false) {
+    const auto blanks = static_cast<int>(paragraph.find_first_not_of(' '));
+    if (!beside) lines += "\n" + margin;
+    // A line's rest stands deeper than its beginning, if that was not at the margin.
+    const int deeper = blanks > 0 ? blanks + 2 : 0;
+    std::istringstream parts(wrapped(paragraph, kColumns - kTextColumn, deeper));
+    bool first = true;
+    for (std::string part; std::getline(parts, part); first = false) {
+      lines += (first ? "" : "\n" + margin) + part;
+    }
   }
+  return lines + "\n";
+}
+
+std::string type_name(const Setting& setting) {
+  if (!setting.choices.empty()) return tessera::joined(setting.choices, "|");
   switch (setting.type) {
     case SettingType::kInteger:
       return "N";
@@ -37,17 +56,31 @@ std::string type_name(const Setting& setting) {
 
 std::string default_text(const Setting& setting) {
   if (setting.fallback.is_null() || setting.type == SettingType::kFlag) return "";
-  if (setting.fallback.is_string()) {
-    const auto text = setting.fallback.get<std::string>();
-    return text == "\n" ? "a newline" : text;
-  }
-  return setting.fallback.dump();
+  return setting.fallback == "\n" ? "a newline" : plain_text(setting.fallback);
 }
 
 /// Whether a flag may be given several times; the values are then joined by commas.
 bool is_list(const Setting& setting) { return setting.name == "data"; }
 
 }  // namespace
+
+std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
+  return row(make_option_name(option, is_positional) + make_option_opts(option),
+             make_option_desc(option));
+}
+
+std::string HelpFormat::make_subcommand(const CLI::App* command) const {
+  return row(command->get_name(), command->get_description());
+}
+
+std::string HelpFormat::make_description(const CLI::App* command) const {
+  return wrapped(command->get_description(), kColumns) + "\n";
+}
+
+std::string HelpFormat::make_footer(const CLI::App* command) const {
+  const std::string footer = command->get_footer();
+  return footer.empty() ? "" : wrapped(footer, kColumns) + "\n";
+}
 
 SettingsCommand::SettingsCommand(CLI::App& app, std::vector<Setting> flags,
                                  std::vector<Setting> keys_only)
@@ -75,7 +108,7 @@ void SettingsCommand::add_flag(const Setting& setting) {
     require(results.size() < 2 || joins, ErrorCode::kConfig, flag_name(name), " is given ",
             results.size(), " times; give it once");
     const bool bare = results.empty() || (is_flag && results.front().empty());
-    texts_[name] = bare ? "true" : joined(results, ",");
+    texts_[name] = bare ? "true" : tessera::joined(results, ",");
     return true;
   };
   CLI::Option* option =
@@ -117,18 +150,15 @@ Config SettingsCommand::flags() const {
 // The default file of Accelerate is taken because `accelerate launch` takes it: who has set up a
 // machine once should not have to say so again. What it says counts less than any flag, as in every
 // file, and it is never taken in silence, which would make two machines differ without a trace.
-Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
-                               const std::string& path) const {
+Config SettingsCommand::config(const LaunchFacts& launch, const std::string& path) const {
   Config config = flags();
   std::vector<std::string> extras = command_->remaining();
-  for (const std::string& note : take_flags_without_effect(extras)) {
-    notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
-  }
+  for (const std::string& note : take_flags_without_effect(extras)) print_note(note);
   for (const Alias& alias : aliases()) {
     const CLI::Option* const given = command_->get_option_no_throw(std::string(alias.theirs));
     if (alias.note == nullptr || given == nullptr || given->count() == 0) continue;
     const std::string note = alias.note(given->results().front());
-    if (!note.empty()) notes << for_reader(inspect(stderr), "note: " + note, 2) << "\n";
+    if (!note.empty()) print_note(note);
   }
   config.set_launch(launch);
   const Environment environment = [](const char* name) -> const char* { return std::getenv(name); };
@@ -138,12 +168,8 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
   if (by_default) {
     file = default_accelerate_config(environment).value_or("");
     if (!file.empty()) {
-      notes << for_reader(inspect(stderr),
-                          "note: settings of " + file +
-                              ", Accelerate's default file, are used; --no-default-config turns "
-                              "that off",
-                          2)
-            << "\n";
+      print_note("settings of " + file +
+                 ", Accelerate's default file, are used; --no-default-config turns that off");
     }
   }
   if (!file.empty()) {
@@ -152,11 +178,8 @@ Config SettingsCommand::config(std::ostream& notes, const LaunchFacts& launch,
   return config;
 }
 
-void print_announcements(std::ostream& notes, const Config& config) {
-  const Terminal terminal = inspect(stderr);
-  for (const std::string& line : config.announcements()) {
-    notes << for_reader(terminal, "note: " + line, 2) << "\n";
-  }
+void print_announcements(const Config& config) {
+  for (const std::string& line : config.announcements()) print_note(line);
 }
 
 }  // namespace tessera::cli

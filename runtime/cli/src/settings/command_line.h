@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
-#include <iosfwd>
 #include <map>
 #include <string>
 #include <string_view>
@@ -13,6 +12,15 @@
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
+
+/// How --help looks: at most 80 columns wide, unless a word is longer.
+class HelpFormat : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override;
+  std::string make_subcommand(const CLI::App* command) const override;
+  std::string make_description(const CLI::App* command) const override;
+  std::string make_footer(const CLI::App* command) const override;
+};
 
 /// A subcommand whose flags are a table of settings, with --config beside them.
 class SettingsCommand {
@@ -29,10 +37,10 @@ class SettingsCommand {
 
   /// The values after parsing: flag, else config file, else what a launcher exported, else default.
   /// `path` is the config file if --config names none. Without either, Accelerate's own default
-  /// file is taken, and that is said on `notes`; --no-default-config forbids it.
+  /// file is taken, and a note says so; --no-default-config forbids it.
   /// `launch`: who starts the processes that the settings are for.
   /// Throws Error{kConfig}.
-  Config config(std::ostream& notes, const LaunchFacts& launch, const std::string& path = "") const;
+  Config config(const LaunchFacts& launch, const std::string& path = "") const;
 
  private:
   void add_flag(const Setting& setting);
@@ -76,6 +84,6 @@ auto read_maybe_default(bool by_default, const std::string& remedy, const Read& 
 }
 
 /// Prints what was translated of foreign files, a line for each key, and the keys without effect.
-void print_announcements(std::ostream& notes, const Config& config);
+void print_announcements(const Config& config);
 
 }  // namespace tessera::cli

@@ -1,18 +1,132 @@
 #include "settings/data_choice.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "settings/data_list.h"
+#include "output/terminal.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/core/text.h"
 #include "tessera/model/gpt_family.h"
 #include "tessera/model/hugging_face.h"
 
 namespace tessera::cli {
+namespace {
+
+/// "2,363 tokens, 640 of them targets, in 48 samples of 128: 62 % padding; --packing true makes
+/// 24".
+std::string describe_filling(const ExampleCounts& counts, const TokenDataset& dataset) {
+  const double padding =
+      1.0 - static_cast<double>(counts.filled) / static_cast<double>(counts.positions);
+  std::string line = concat(counts.estimated ? "about " : "", with_commas(counts.tokens),
+                            " tokens, ", with_commas(counts.targets), " of them targets, in ",
+                            counted(counts.samples, "sample"), " of ",
+                            with_commas(dataset.options().sequence_length), ": ",
+                            std::lround(100.0 * padding), " % padding");
+  if (counts.packed_samples < counts.samples) {
+    line += concat("; --packing true makes ", counted(counts.packed_samples, "sample"));
+  }
+  return line;
+}
+
+std::string describe_end(const ExampleCounts& counts, const GptChoice& choice) {
+  if (!counts.end_token) return "";
+  std::string line = concat("each example ends with the token ", *counts.end_token);
+  if (choice.text.tokenizer) {
+    line += concat(", '", choice.text.tokenizer->decode(std::vector{*counts.end_token}), "'");
+  }
+  return line + concat(", ", choice.text.end_token_from);
+}
+
+/// "data: 1 of 4 samples are of 'a.jsonl'...; every one has been read once after 400 samples".
+std::vector<std::string> describe_shares(const DataMixture& data) {
+  const std::vector<TokenDataset>& sources = data.sources();
+  if (sources.size() == 1) return {};
+  const std::vector<std::int64_t>& weights = data.weights();
+  std::int64_t all = 0;
+  for (const std::int64_t weight : weights) all += weight;
+  std::string shares;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const double percent = 100.0 * static_cast<double>(weights[i]) / static_cast<double>(all);
+    shares += concat(i == 0 ? "" : ", ", fixed(percent, 1), " % of '", sources[i].options().path,
+                     "' (", counted(sources[i].samples_per_epoch(), "sample"), ")");
+  }
+  return {concat("a mixture of samples: ", shares),
+          concat("an epoch is ", with_commas(data.samples_per_epoch()),
+                 " samples, when each of the data has been read at least once")};
+}
+
+std::vector<std::string> describe_sources(std::span<const TokenDataset> sources,
+                                          const std::vector<std::string>& shares,
+                                          const GptChoice& choice) {
+  std::vector<std::string> lines;
+  bool is_text = false;
+  for (const TokenDataset& source : sources) {
+    for (std::string& line : source.assumptions()) lines.push_back(std::move(line));
+    is_text = is_text || source.kind() != DataKind::kTokens;
+    const auto counts = source.example_counts();
+    if (!counts) continue;
+    lines.push_back(describe_filling(*counts, source));
+    const std::string end = describe_end(*counts, choice);
+    if (!end.empty() && std::ranges::find(lines, end) == lines.end()) lines.push_back(end);
+  }
+  lines.insert(lines.end(), shares.begin(), shares.end());
+  if (is_text && choice.text.tokenizer) lines.push_back("tokenizer: " + choice.text.path);
+  for (std::string& line : lines) line = "data: " + line;
+  if (is_text && !choice.text.note.empty()) lines.push_back("note: " + choice.text.note);
+  return lines;
+}
+
+bool is_path(const std::string& text) {
+  std::error_code ignored;
+  return std::filesystem::exists(text, ignored);
+}
+
+WeightedPath parse_one(const std::string& text, const std::string& all) {
+  require(!text.empty(), ErrorCode::kConfig, "'", all,
+          "' has a comma with no data before or behind it; write such as "
+          "'a.jsonl=0.7,b.jsonl=0.3'");
+  const std::size_t sign = text.rfind('=');
+  if (sign == std::string::npos || is_path(text)) return {text};
+  double weight = 0.0;
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data() + sign + 1, end, weight);
+  require(result.ec == std::errc() && result.ptr == end && weight > 0.0 && sign > 0,
+          ErrorCode::kConfig, "'", text.substr(sign + 1), "' behind '", text.substr(0, sign),
+          "' is no weight of data; write a number above 0, such as in 'a.jsonl=0.7'");
+  return {text.substr(0, sign), weight};
+}
+
+}  // namespace
+
+std::vector<std::string> describe_data(const DataMixture& data, const GptChoice& choice) {
+  return describe_sources(data.sources(), describe_shares(data), choice);
+}
+
+std::vector<std::string> describe_data(const TokenDataset& dataset, const GptChoice& choice) {
+  return describe_sources({&dataset, 1}, {}, choice);
+}
+
+std::string describe_tokens(const DataMixture& data) {
+  bool estimated = false;
+  for (const TokenDataset& source : data.sources()) {
+    const auto counts = source.example_counts();
+    estimated = estimated || (counts && counts->estimated);
+  }
+  return concat(estimated ? "about " : "", with_commas(data.tokens()), " tokens");
+}
+
+std::vector<WeightedPath> parse_data(const std::string& text) {
+  if (is_path(text)) return {{text}};
+  std::vector<WeightedPath> all;
+  for (const std::string& part : split_text(text, ',')) all.push_back(parse_one(part, text));
+  return all;
+}
 
 std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
   std::vector<std::string> folders;
@@ -27,7 +141,7 @@ std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
   }
   std::erase(folders, "");
   ChatTemplateOptions options;
-  if (!config.is_null("chat_template")) options.path = config.get<std::string>("chat_template");
+  options.path = config.text("chat_template");
   for (const std::string& folder : folders) {
     if (options.path.empty()) options.path = find_chat_template(folder);
     for (const char* const name : {"tokenizer_config.json", "special_tokens_map.json"}) {
@@ -37,9 +151,7 @@ std::optional<ChatTemplateOptions> chat_template_of(const Config& config) {
       if (options.tokens_path.empty() && is_there) options.tokens_path = file.string();
     }
   }
-  if (!config.is_null("chat_template_kwargs")) {
-    options.variables = config.get<std::string>("chat_template_kwargs");
-  }
+  options.variables = config.text("chat_template_kwargs");
   if (options.path.empty()) return std::nullopt;
   return options;
 }
@@ -86,7 +198,7 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
 
 DataMixture open_dataset(const Config& config, const GptChoice& choice) {
   require(
-      !config.is_null("data") && !config.get<std::string>("data").empty(), ErrorCode::kConfig,
+      !config.text("data").empty(), ErrorCode::kConfig,
       "nothing to train on: give --data a text file, a folder of texts or .bin files of tokens");
   DatasetOptions options = dataset_options(config, choice);
   options.seed = config.get<std::uint64_t>("seed");

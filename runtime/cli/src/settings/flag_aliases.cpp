@@ -1,9 +1,9 @@
 #include "settings/flag_aliases.h"
 
 #include <CLI/CLI.hpp>
-#include <ostream>
 
 #include "commands.h"
+#include "output/terminal.h"
 #include "settings/command_line.h"
 #include "tessera/core/error.h"
 
@@ -48,7 +48,7 @@ void accept_aliases(CLI::App& command) {
 }
 
 void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
-                   std::vector<std::string>& launched, std::ostream& notes) {
+                   std::vector<std::string>& launched) {
   if (launched.empty() || (launched.front() != "train" && launched.front() != "test")) return;
   CLI::App command;
   const auto settings =
@@ -64,7 +64,7 @@ void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
                            (theirs->get_expected_min() > 0 || !words[i + 1].starts_with('-'));
     if (has_value) handed.push_back(words[++i]);
   }
-  for (const std::string& note : take_flags_without_effect(kept)) notes << "note: " << note << "\n";
+  for (const std::string& note : take_flags_without_effect(kept)) print_note(note);
   launched.insert(launched.begin() + 1, handed.begin(), handed.end());
   words = std::move(kept);
 }

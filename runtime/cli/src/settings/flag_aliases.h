@@ -1,6 +1,5 @@
 #pragma once
 
-#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -18,9 +17,9 @@ void accept_aliases(CLI::App& command);
 
 /// Hands flags on that stand before the command that is launched, as `accelerate launch` takes
 /// them: from `words`, which are `launch` and its arguments, behind the first of `launched`. Those
-/// without effect are taken out, with a line on `notes`.
+/// without effect are taken out, with a note.
 void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
-                   std::vector<std::string>& launched, std::ostream& notes);
+                   std::vector<std::string>& launched);
 
 /// The flags that its --help shows.
 std::vector<std::string> shown_flags(const CLI::App& command);

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "settings/gpt_settings.h"
-#include "settings/label_choice.h"
-#include "settings/model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
 #include "tessera/model/gpt_family.h"
@@ -177,8 +175,8 @@ GptChoice choose_gpt(Config& config) {
       const bool is_preset = !gpt_preset_name(config.get<std::string>("model")).empty();
       gpt.vocab_size = is_preset ? tokens : std::max(tokens, gpt.vocab_size);
     }
-    for (const auto& [setting, read, write] : size_rows()) {
-      if (!config.is_null(setting.name)) write(gpt, config.value(setting.name));
+    for (const auto& row : size_rows()) {
+      if (!config.is_null(row.setting.name)) row.write(gpt, config.value(row.setting.name));
     }
   } else {
     choice.pretrained = open_init(config);

@@ -1,17 +1,58 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "settings/tokenizer_choice.h"
 #include "tessera/compat/config.h"
 #include "tessera/model/gpt.h"
 #include "tessera/model/pretrained.h"
+#include "tessera/model/tokenizer.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {
+
+/// "gpt2-tiny, gpt2-124m (gpt2), ...".
+std::string model_names();
+
+/// Throws Error{kConfig} if no preset is called so: with the nearest name, or all of them and, if
+/// the name has a number of parameters in it ("Llama-2-7b"), the flags of a GPT as large.
+void check_model_name(const std::string& name);
+
+bool is_folder(const std::string& path);
+bool has_sizes_of(const GptConfig& a, const GptConfig& b);
+/// The model of a preset's name or of a Hugging Face folder.
+GptConfig named_model(const std::string& name);
+
+/// The preset's name where the model has its sizes, else those: "GPT of 2 layers x 36, 2 heads".
+std::string model_label(const std::string& preset, const GptConfig& config);
+
+/// The value of --tokenizer with which bytes are tokens.
+inline constexpr const char* kBytes = "bytes";
+
+/// How text becomes tokens.
+struct TokenizerChoice {
+  std::optional<Tokenizer> tokenizer{};  ///< none: bytes are tokens, or `no_text` says why not
+  std::string path{};                    ///< of its file
+  std::string no_text{};  ///< why text cannot be read; token files can be all the same
+  std::string note{};     ///< that bytes are tokens of a vocabulary for others
+  /// The token that ends an example, its id as `end_token_from` has it.
+  std::optional<std::int32_t> end_token{};
+  std::string end_token_from{};
+};
+
+/// --tokenizer: a tokenizer.json, a folder that has one, or "bytes". Without it that of the folder
+/// of --init, or of --model: whatever keeps it from being used is in `no_text`. Bytes are tokens
+/// without being asked for where there are no more than 256, and of a preset, which has no folder.
+/// `vocab_size`: the model's; 0: not known yet, which is the tokenizer's then. `init`: null without
+/// --init. Throws Error{kConfig} if what is given cannot be used.
+TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
+                                 const PretrainedGpt* init);
+
+/// The file of --tokenizer, if that names a file or a folder with one; "" if not.
+std::string given_tokenizer(const Config& config);
 
 /// The GPT and the length of its samples.
 struct GptChoice {
@@ -70,5 +111,13 @@ class TokenShapes : public BatchSource {
   std::int64_t sequence_length_;
   bool has_starts_;
 };
+
+/// --task and --labels of a training.
+std::vector<Setting> label_settings();
+
+/// Gives the chosen model a head for labels, if --task classification asks for one: those of
+/// --labels, or else those in --data. A model that has labels keeps them. Writes into `config` what
+/// it is. Throws Error{kConfig} if they do not fit, or if there are none to be found.
+void choose_labels(Config& config, GptChoice& choice);
 
 }  // namespace tessera::cli

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "settings/label_choice.h"
-#include "settings/model_names.h"
+#include "settings/gpt_choice.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter_config.h"
 #include "tessera/model/dataset.h"
@@ -20,11 +19,6 @@ void check_below_one(const nlohmann::json& value) {
 }
 
 using Rows = std::vector<BoundSetting<GptConfig>>;
-
-std::vector<Setting> in_group(const char* group, std::vector<Setting> settings) {
-  for (Setting& setting : settings) setting.group = group;
-  return settings;
-}
 
 std::vector<std::string> format_names() {
   std::vector<std::string> names{std::string(to_string(WeightFormat::kNone))};
@@ -58,7 +52,7 @@ BoundSetting<GptConfig> dropout_row() {
 }
 
 bool has_setting(const Config& config, std::string_view name) {
-  return std::ranges::find(config.table(), name, &Setting::name) != config.table().end();
+  return find_setting(config.table(), name) != nullptr;
 }
 
 std::vector<Setting> model_settings() {
@@ -75,11 +69,7 @@ std::vector<Setting> model_settings() {
                  .help = "start from trained weights, whose model it is then: a checkpoint, of "
                          "which the parameters are taken, a Hugging Face folder, or a model .bin "
                          "of llm.c",
-                 .check =
-                     [](const nlohmann::json& value) {
-                       require(!value.get<std::string>().empty(), ErrorCode::kConfig,
-                               "is empty; give a path, or leave it out");
-                     },
+                 .check = check_path,
                  .must_agree = MustAgree::kNone});  // processes compare what is there
   all.push_back({.name = "adapter",
                  .help = "adapters that are trained instead of the model of --init: a folder as "
@@ -154,17 +144,15 @@ std::vector<Setting> data_settings() {
        bound<&DatasetOptions::shuffle>("shuffle",
                                        "read samples in random order, another in each epoch")
            .setting});
-  for (Setting& setting :
-       in_group("Evaluation",
-                {{.name = "eval_data",
-                .help = "evaluation data, as --data; its samples are read in order",
-                .must_agree = MustAgree::kNone},
-                 {.name = "eval_tokens",
-                 .type = SettingType::kInteger,
-                 .help = "tokens of --eval-data to evaluate on, rounded up to whole samples [all]",
-                 .minimum = 1}})) {
-    all.push_back(std::move(setting));
-  }
+  const std::vector<Setting> evaluation{
+      {.name = "eval_data",
+       .help = "evaluation data, as --data; its samples are read in order",
+       .must_agree = MustAgree::kNone},
+      {.name = "eval_tokens",
+       .type = SettingType::kInteger,
+       .help = "tokens of --eval-data to evaluate on, rounded up to whole samples [all]",
+       .minimum = 1}};
+  std::ranges::move(in_group("Evaluation", evaluation), std::back_inserter(all));
   return all;
 }
 

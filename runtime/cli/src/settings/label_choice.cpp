@@ -1,10 +1,10 @@
-#include "settings/label_choice.h"
+#include "settings/gpt_choice.h"
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
-#include "settings/data_list.h"
+#include "settings/data_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"

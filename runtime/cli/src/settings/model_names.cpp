@@ -1,4 +1,4 @@
-#include "settings/model_names.h"
+#include "settings/gpt_choice.h"
 
 #include <array>
 #include <cctype>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "tessera/trainer/trainer_settings.h"
@@ -9,56 +11,29 @@
 namespace tessera::cli {
 namespace {
 
-using Pair = std::pair<std::string_view, std::string_view>;
+/// Settings of programs that the library knows by name, and flags of other names than their fields.
+constexpr std::array kSettings{"adapter",   "auto_batch",   "base_format", "chat_template",
+                               "eval_data", "export_dtype", "help",        "labels",
+                               "lora",      "overwrite",    "packing",     "sequence_length"};
+constexpr std::pair<std::string_view, const char*> kFlags[] = {
+    {"rendezvous.address", "--main-address"},
+    {"rendezvous.port", "--main-port"},
+    {"rendezvous.process", "--node-rank"},
+    {"rendezvous.processes", "--processes"}};
 
-/// Flags of fields that are no setting of a TrainerOptions by that name; those have the field's
-/// name, with dashes.
-constexpr std::array kFlags{
-    Pair{"adapter", "--adapter"},
-    Pair{"auto_batch", "--auto-batch"},
-    Pair{"base_format", "--base-format"},
-    Pair{"chat_template", "--chat-template"},
-    Pair{"checkpoints.allow_other_data", "--allow-other-data"},
-    Pair{"checkpoints.allow_other_model", "--allow-other-model"},
-    Pair{"checkpoints.allow_other_optimizer", "--allow-other-optimizer"},
-    Pair{"checkpoints.folder", "--save"},
-    Pair{"checkpoints.resume", "--resume"},
-    Pair{"checkpoints.save_best", "--save-best"},
-    Pair{"eval_data", "--eval-data"},
-    Pair{"evaluate_every", "--eval-every"},
-    Pair{"export_dtype", "--export-dtype"},
-    Pair{"help", "--help"},
-    Pair{"labels", "--labels"},
-    Pair{"learning_rate.decay_steps", "--decay-steps"},
-    Pair{"learning_rate.peak", "--learning-rate"},
-    Pair{"learning_rate.warmup_steps", "--warmup-steps"},
-    Pair{"lora", "--lora"},
-    Pair{"loss_scale.choice", "--loss-scale"},
-    Pair{"loss_scale.dialect", "--loss-scale-dialect"},
-    Pair{"memory_limit_bytes", "--memory-limit"},
-    Pair{"optimizer.clip_norm", "--clip-norm"},
-    Pair{"optimizer.stochastic_rounding", "--stochastic-rounding"},
-    Pair{"overwrite", "--overwrite"},
-    Pair{"packing", "--packing"},
-    Pair{"pipeline.layers", "--pipeline-split"},
-    Pair{"pipeline.ranks", "--pipeline"},
-    Pair{"policy.recompute", "--recompute"},
-    Pair{"rendezvous.address", "--main-address"},
-    Pair{"rendezvous.port", "--main-port"},
-    Pair{"rendezvous.process", "--node-rank"},
-    Pair{"rendezvous.processes", "--processes"},
-    Pair{"sequence_length", "--sequence-length"},
-    Pair{"trace.file", "--trace"},
-    Pair{"trace.steps", "--trace-steps"},
-};
-
-const std::set<std::string, std::less<>>& setting_names() {
-  static const auto names = [] {
-    auto all = names_in(trainer_settings());
-    all.merge(names_in(output_settings()));
-    return all;
+/// The settings of a run, by the members of TrainerOptions and by their own names.
+const std::map<std::string, std::string, std::less<>>& settings_by_field() {
+  static const auto all = [] {
+    std::map<std::string, std::string, std::less<>> names;
+    for (const auto& row : trainer_rows()) {
+      if (!row.field.empty()) names.emplace(row.field, row.setting.name);
+      names.emplace(row.setting.name, row.setting.name);
+    }
+    for (const Setting& output : output_settings()) names.emplace(output.name, output.name);
+    for (const char* const name : kSettings) names.emplace(name, name);
+    return names;
   }();
-  return names;
+  return all;
 }
 
 }  // namespace
@@ -70,9 +45,11 @@ std::set<std::string, std::less<>> names_in(const std::vector<Setting>& table) {
 }
 
 std::string flag_of_field(std::string_view field) {
-  const auto* const found = std::ranges::find(kFlags, field, &Pair::first);
-  if (found != kFlags.end()) return std::string(found->second);
-  return setting_names().contains(field) ? flag_name(field) : "";
+  const auto* const other =
+      std::ranges::find(kFlags, field, &std::pair<std::string_view, const char*>::first);
+  if (other != std::end(kFlags)) return other->second;
+  const auto setting = settings_by_field().find(field);
+  return setting == settings_by_field().end() ? "" : flag_name(setting->second);
 }
 
 std::string with_flags(std::string_view message) {

@@ -1,9 +1,9 @@
 #include "settings/sweep.h"
 
 #include <algorithm>
-#include <iostream>
 #include <utility>
 
+#include "output/terminal.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"
 
@@ -24,9 +24,9 @@ std::vector<Swept> parse_sweep(const std::string& text, const std::vector<Settin
     if (equals != entry.npos) swept.values = split(entry.substr(equals + 1), ',');
     require(!swept.values.empty(), ErrorCode::kConfig, "--sweep: '", entry,
             "' names no values; write it like strategy=zero2,full_shard");
-    const bool known = std::ranges::find(table, swept.name, &Setting::name) != table.end();
-    require(known, ErrorCode::kConfig, "--sweep: there is no setting '", swept.name, "'; 'tessera ",
-            command, " --help' lists them");
+    require(find_setting(table, swept.name) != nullptr, ErrorCode::kConfig,
+            "--sweep: there is no setting '", swept.name, "'; 'tessera ", command,
+            " --help' lists them");
     all.push_back(std::move(swept));
   }
   return all;
@@ -60,7 +60,7 @@ void note_left_out(const std::vector<LeftOut>& left_out, bool all, std::string_v
     }
   }
   for (const auto& [why, which] : reasons) {
-    std::cerr << "note: left out " << which << ": " << why << "\n";
+    print_note(concat("left out ", which, ": ", why));
   }
   require(!all, ErrorCode::kConfig, "--sweep: no combination can be ", done);
 }

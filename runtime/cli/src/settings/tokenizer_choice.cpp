@@ -1,10 +1,9 @@
-#include "settings/tokenizer_choice.h"
+#include "settings/gpt_choice.h"
 
 #include <algorithm>
 #include <filesystem>
 
 #include "output/terminal.h"
-#include "settings/model_names.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/tokenizer_folder.h"
@@ -17,10 +16,6 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kByteVocabulary = 256;
 constexpr const char* kRemedy =
     "; give --tokenizer FILE or FOLDER, or --tokenizer bytes for bytes as tokens";
-
-std::string given(const Config& config) {
-  return config.is_null("tokenizer") ? "" : config.get<std::string>("tokenizer");
-}
 
 /// The folder that the model is of; "" of a preset, a checkpoint or a .bin.
 std::string folder_of(const Config& config) {
@@ -97,14 +92,14 @@ TokenizerChoice choose_by_default(const Config& config, std::int64_t vocab_size,
 }  // namespace
 
 std::string given_tokenizer(const Config& config) {
-  const std::string name = given(config);
+  const std::string name = config.text("tokenizer");
   return name.empty() || name == kBytes ? "" : find_tokenizer(name);
 }
 
 TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
                                  const PretrainedGpt* init) {
   TokenizerChoice choice;
-  const std::string name = given(config);
+  const std::string name = config.text("tokenizer");
   if (name.empty()) {
     choice = choose_by_default(config, vocab_size, init);
   } else if (name != kBytes) {

@@ -1,25 +1,22 @@
 #include <algorithm>
 #include <array>
 #include <iostream>
+#include <limits>
 #include <memory>
 
 #include "commands.h"
 #include "output/json_output.h"
-#include "output/profile_note.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
 #include "output/text_table.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "settings/sweep.h"
-#include "simulate/pipeline_picture.h"
-#include "simulate/simulated_run.h"
-#include "simulate/simulated_sweep.h"
-#include "simulate/simulation_check.h"
-#include "simulate/sweep_table.h"
+#include "simulate/simulation.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/profile_trust.h"
 #include "tessera/lab/simulate_step.h"
+#include "tessera/sharding/operation.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -28,54 +25,91 @@
 namespace tessera::cli {
 namespace {
 
+char sign_of(const Action& action) {
+  if (action.operation == &operations::kOptimizerStep) return '+';
+  if (!action.operation->is_pass) return '.';
+  const int digit = action.micro_step % 10;
+  return static_cast<char>(
+      (action.operation->parts.backward || action.operation->parts.gradients ? 'a' : '0') + digit);
+}
+
+bool works(Lane lane) { return lane == Lane::kCompute || lane == Lane::kOptimizer; }
+
+/// A line for each pipeline rank, whose columns are equal parts of the step: what its compute lane
+/// does in the middle of each. A digit is a forward, the last of its micro-step's number; a letter
+/// a backward, "a" of the micro-steps 0, 10, ...; "+" an update; "." nothing. `spans`: of one step,
+/// by pipeline rank.
+std::vector<std::string> pipeline_picture(const StepPlan& step,
+                                          const std::vector<std::vector<ActionSpan>>& spans) {
+  double begin = std::numeric_limits<double>::infinity(), end = 0.0;
+  for (const std::vector<ActionSpan>& own : spans) {
+    for (const ActionSpan& span : own) {
+      begin = std::min(begin, span.begin);
+      end = std::max(end, span.end);
+    }
+  }
+  std::vector<std::string> lines;
+  const std::size_t label = std::to_string(spans.size() - 1).size() + 2;
+  const std::size_t columns = static_cast<std::size_t>(kColumns) - label;
+  const double width = (end - begin) / static_cast<double>(columns);
+  for (std::size_t rank = 0; rank < spans.size(); ++rank) {
+    std::string line(columns, '.');
+    for (const ActionSpan& span : spans[rank]) {
+      const Action& action = step.ranks[rank].actions[static_cast<std::size_t>(span.action)];
+      if (!works(span.lane) || sign_of(action) == '.') continue;
+      // The columns whose middle is in the span.
+      const auto column_after = [&](double time) {
+        return static_cast<std::size_t>(std::max(0.0, (time - begin) / width + 0.5));
+      };
+      const std::size_t last = std::min(columns, column_after(span.end));
+      for (std::size_t c = column_after(span.begin); c < last; ++c) line[c] = sign_of(action);
+    }
+    std::string name = std::to_string(rank);
+    name.resize(label, ' ');
+    lines.push_back(name + line);
+  }
+  return lines;
+}
+
 std::vector<Setting> machine_settings() {
-  return {{.name = "profile",
-           .fallback = "h100-sxm",
-           .help = "what the machine achieves: " + tessera::joined(builtin_profiles()) +
-                   ", or a file like those",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "show_profile",
-           .type = SettingType::kFlag,
-           .fallback = false,
-           .help = "print the profile, with the source of every number, and end",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "ranks_per_node",
-           .type = SettingType::kInteger,
-           .fallback = 8,
-           .help = "GPUs of a node; others are reached over the network",
-           .group = "Machine",
-           .minimum = 1,
-           .must_agree = MustAgree::kNone},
-          {.name = "sweep",
-           .fallback = "",
-           .help = "simulate every combination, and mark the Pareto front, where nothing else is "
-                   "both smaller and faster: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; "
-                   "any setting "
-                   "of the run can be swept",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "check",
-           .fallback = "",
-           .help = "predict the runs of a comparison ('tessera compare' writes its results.json), "
-                   "and print how far off each prediction is",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "learn",
-           .type = SettingType::kFlag,
-           .fallback = false,
-           .help = "with --check: write how far off predictions were into the profile, which gives "
-                   "later predictions their intervals; check those by other runs",
-           .group = "Machine",
-           .must_agree = MustAgree::kNone},
-          {.name = "format",
-           .fallback = "text",
-           .help = "text, json, or csv: a row for each run, with the settings that are the same in "
-                   "all",
-           .group = "Output",
-           .choices = {"text", "json", "csv"},
-           .must_agree = MustAgree::kNone}};
+  return joined(
+      {in_group(
+           "Machine", MustAgree::kNone,
+           {{.name = "profile",
+             .fallback = "h100-sxm",
+             .help = "what the machine achieves: " + tessera::joined(builtin_profiles()) +
+                     ", or a file like those"},
+            flag_setting("show_profile",
+                         "print the profile, with the source of every number, and end"),
+            {.name = "ranks_per_node",
+             .type = SettingType::kInteger,
+             .fallback = 8,
+             .help = "GPUs of a node; others are reached over the network",
+             .minimum = 1},
+            {.name = "sweep",
+             .fallback = "",
+             .help =
+                 "simulate every combination, and mark the Pareto front, where nothing else is "
+                 "both smaller and faster: --sweep \"ranks=8,64,512 strategy=zero2,full_shard\"; "
+                 "any setting "
+                 "of the run can be swept"},
+            {.name = "check",
+             .fallback = "",
+             .help =
+                 "predict the runs of a comparison ('tessera compare' writes its results.json), "
+                 "and print how far off each prediction is"},
+            flag_setting(
+                "learn",
+                "with --check: write how far off predictions were into the profile, which gives "
+                "later predictions their intervals; check those by other runs")}),
+       in_group(
+           "Output", MustAgree::kNone,
+           {{.name = "format",
+             .fallback = "text",
+             .help =
+                 "text, json, or csv: a row for each run, with the settings that are the same in "
+                 "all",
+             .choices = {"text", "json", "csv"}}})});
 }
 
 /// "12.3" for a share, under a heading that has the unit.
@@ -217,7 +251,7 @@ int run_simulate(const Config& config) {
     std::cout << to_text(profile);
     return kExitGood;
   }
-  note_noise(std::cerr, profile);
+  note_noise(profile);
   if (const auto results = config.get<std::string>("check"); !results.empty()) {
     return check_simulation(std::cout, config, profile, results);
   }
@@ -290,8 +324,8 @@ std::function<int()> add_simulate(CLI::App& app) {
              "\nOther flags of 'tessera train' that say what a run is, such as --steps or "
              "--learning-rate, are taken as well; they do not change the prediction.");
   return [command] {
-    const Config config = command->config(std::cerr, kForAnyMachine);
-    print_announcements(std::cerr, config);
+    const Config config = command->config(kForAnyMachine);
+    print_announcements(config);
     return run_simulate(config);
   };
 }

@@ -1,4 +1,4 @@
-#include "simulate/simulated_run.h"
+#include "simulate/simulation.h"
 
 #include <algorithm>
 

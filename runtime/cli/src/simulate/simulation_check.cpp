@@ -1,4 +1,4 @@
-#include "simulate/simulation_check.h"
+#include "simulate/simulation.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,6 @@
 #include "output/terminal.h"
 #include "output/text_table.h"
 #include "settings/command_line.h"
-#include "simulate/simulated_run.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/comparison_figures.h"
 #include "tessera/trainer/output_file.h"

@@ -1,12 +1,12 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "commands.h"
+#include "output/live_line.h"
 #include "output/terminal.h"
 #include "run/interrupt.h"
 #include "settings/flag_aliases.h"
@@ -26,35 +26,6 @@ struct TokenizeRequest {
   bool quiet = false;
 };
 
-/// Shows how far it is on stderr: in a terminal a line that rewrites itself; else a line every ten
-/// seconds, so that a short run prints none.
-class ProgressOfBytes {
- public:
-  explicit ProgressOfBytes(bool quiet) : quiet_(quiet), terminal_(inspect(stderr)) {}
-  ~ProgressOfBytes() {
-    if (open_) std::cerr << "\n";
-  }
-  void show(std::int64_t done, std::int64_t bytes) {
-    const auto now = std::chrono::steady_clock::now();
-    const auto pause = std::chrono::milliseconds(terminal_.interactive ? 100 : 10'000);
-    if (quiet_ || now - shown_ < pause) return;
-    shown_ = now;
-    const double seconds = std::chrono::duration<double>(now - begin_).count();
-    const std::string text =
-        concat(format_bytes(done), " of ", format_bytes(bytes), ", ",
-               format_bytes(static_cast<std::int64_t>(static_cast<double>(done) / seconds)), "/s");
-    open_ = terminal_.interactive;
-    std::cerr << (open_ ? "\r\x1b[K" : "") << text << (open_ ? "" : "\n") << std::flush;
-  }
-
- private:
-  bool quiet_;
-  Terminal terminal_;
-  bool open_ = false;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point shown_ = begin_;
-};
-
 int run_tokenize(const CLI::App& app, TokenizeRequest request) {
   const std::vector<std::string> extras = app.remaining();
   if (!extras.empty()) refuse_flag(extras.front(), shown_flags(app));
@@ -69,9 +40,15 @@ int run_tokenize(const CLI::App& app, TokenizeRequest request) {
   const InterruptGuard interrupt;
   TokenizeResult result;
   {
-    ProgressOfBytes progress(request.quiet);
+    LiveLine progress(LiveLine::Begins::kAfterAWhile);
+    const auto begin = std::chrono::steady_clock::now();
     request.options.on_progress = [&](std::int64_t done, std::int64_t bytes) {
-      progress.show(done, bytes);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      const auto rate = static_cast<std::int64_t>(static_cast<double>(done) / took.count());
+      if (!request.quiet) {
+        progress.show(concat(format_bytes(done), " of ", format_bytes(bytes), ", ",
+                             format_bytes(rate), "/s"));
+      }
       return interrupt.signal() == 0;
     };
     result = tokenize(tokenizer, request.options);

@@ -14,28 +14,20 @@
 namespace tessera::cli {
 
 std::vector<Setting> export_settings() {
-  return {{.name = "export",
-           .help = "write the trained model to this new folder, as Hugging Face's transformers "
-                   "reads it; of a model with adapters these alone, as PEFT reads them",
-           .group = "Checkpoints",
-           .check =
-               [](const nlohmann::json& value) {
-                 require(!value.get<std::string>().empty(), ErrorCode::kConfig,
-                         "is empty; give a path, or leave it out");
-               }},
-          {.name = "export_dtype",
-           .help = "dtype of the weights in a Hugging Face folder of --export or "
-                   "--state-dict-type full: fp32, bf16 or fp16 [what the model of --init has, else "
-                   "fp32]",
-           .group = "Checkpoints",
-           .choices = {"fp32", "bf16", "fp16"}}};
+  return in_group(
+      "Checkpoints",
+      {{.name = "export",
+        .help = "write the trained model to this new folder, as Hugging Face's transformers "
+                "reads it; of a model with adapters these alone, as PEFT reads them",
+        .check = check_path},
+       {.name = "export_dtype",
+        .help = "dtype of the weights in a Hugging Face folder of --export or "
+                "--state-dict-type full: fp32, bf16 or fp16 [what the model of --init has, else "
+                "fp32]",
+        .choices = {"fp32", "bf16", "fp16"}}});
 }
 
 namespace {
-
-std::string text_of(const Config& config, const char* setting) {
-  return config.is_null(setting) ? "" : config.get<std::string>(setting);
-}
 
 bool wants_full_state(const Config& config) {
   return config.get<std::string>("state_dict_type") == "full";
@@ -43,8 +35,8 @@ bool wants_full_state(const Config& config) {
 
 /// The checkpoint that the run goes on from; "" if there is none.
 std::string resumed_checkpoint(const Config& config) {
-  const std::string resume = text_of(config, "resume");
-  const std::string saved = text_of(config, "save");
+  const std::string resume = config.text("resume");
+  const std::string saved = config.text("save");
   if (resume == "best") return saved.empty() ? "" : find_best_checkpoint(saved);
   const bool is_newest = resume == "latest" || resume == "auto";
   const std::string folder = is_newest ? saved : resume;
@@ -53,7 +45,7 @@ std::string resumed_checkpoint(const Config& config) {
 
 void add_tokenizer(const Config& config, const TokenizerChoice& choice, CompanionFiles& files) {
   if (choice.tokenizer) replace_tokenizer(files, tokenizer_files_of(choice.path));
-  const std::string chat = text_of(config, "chat_template");
+  const std::string chat = config.text("chat_template");
   constexpr const char* kTemplate = "chat_template.jinja";
   if (!chat.ends_with(".jinja")) return;
   std::ifstream in(chat, std::ios::binary);
@@ -105,7 +97,7 @@ void ModelExport::check(const Config& config) {
       ErrorCode::kConfig,
       "--state-dict-type full writes a Hugging Face folder beside the checkpoints of --save, "
       "which is not given; for the folder alone, give --export FOLDER");
-  const std::string folder = text_of(config, "export");
+  const std::string folder = config.text("export");
   if (folder.empty()) return;
   std::error_code error;
   require(!std::filesystem::exists(std::filesystem::symlink_status(folder, error)),
@@ -115,9 +107,9 @@ void ModelExport::check(const Config& config) {
 }
 
 ModelExport::ModelExport(const Config& config, const GptConfig& model, const ExportSource& source)
-    : exported_(text_of(config, "export")),
-      saved_(wants_full_state(config) ? text_of(config, "save") : ""),
-      base_(text_of(config, "init")),
+    : exported_(config.text("export")),
+      saved_(wants_full_state(config) ? config.text("save") : ""),
+      base_(config.text("init")),
       model_(model),
       source_(source),
       dtype_(config.is_null("export_dtype") ? source.dtype

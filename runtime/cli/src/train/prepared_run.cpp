@@ -8,8 +8,8 @@
 
 #include "generate/sample.h"
 #include "launch/same_run.h"
-#include "output/profile_note.h"
-#include "plan/fit_setting.h"
+#include "output/run_report.h"
+#include "plan/planned_run.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
@@ -49,7 +49,7 @@ void fit(Config& config, TrainerOptions& options, const RunInputs& inputs) {
   options.device = resolved_device(options.device);
   options.group = resolved_group(options);
   const FitRequest request = fit_request(config, options, true);
-  if (!config.get<bool>("quiet")) note_noise(std::cerr, request.cluster.profile);
+  if (!config.get<bool>("quiet")) note_noise(request.cluster.profile);
   const FitChoice choice = apply_fit(config, options, inputs, request);
   if (!config.get<bool>("quiet")) print_fit(std::cerr, choice, request);
 }

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,17 +12,13 @@
 
 #include "commands.h"
 #include "generate/sample.h"
-#include "launch/interrupt_watch.h"
 #include "launch/same_run.h"
-#include "output/profile_note.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
-#include "plan/fit_setting.h"
-#include "run/data_report.h"
-#include "run/dump_watch.h"
+#include "plan/planned_run.h"
 #include "run/interrupt.h"
 #include "run/progress.h"
-#include "run/work_watch.h"
+#include "run/watchers.h"
 #include "settings/command_line.h"
 #include "settings/data_choice.h"
 #include "settings/gpt_choice.h"
@@ -56,7 +53,7 @@ void print_header(const Config& config, const GptChoice& choice, const DataMixtu
             << wrapped(describe_ranks(options), kColumns, 2) << "\n"
             << "binding: " << describe(*options.binding) << "\n"
             << "data: " << describe_tokens(dataset) << " from "
-            << counted(static_cast<long long>(dataset.files().size()), "file") << ", "
+            << counted(std::ssize(dataset.files()), "file") << ", "
             << with_commas(positions_per_step) << (has_examples ? " positions" : "")
             << " per step\n"
             << "predicted: peak " << format_bytes(plan.memory.total) << " per rank\n";
@@ -71,22 +68,18 @@ void print_header(const Config& config, const GptChoice& choice, const DataMixtu
     lines.push_back(concat("initial parameters: '", choice.pretrained->path(), "' is ",
                            choice.pretrained->format(), decoding.empty() ? "" : "; ", decoding));
   }
-  for (std::string& line : describe_data(dataset, choice)) lines.push_back(std::move(line));
+  std::ranges::move(describe_data(dataset, choice), std::back_inserter(lines));
   std::vector<std::string> notes;
   for (const TokenDataset& source : dataset.sources()) {
     notes.insert(notes.end(), source.notes().begin(), source.notes().end());
   }
   notes.push_back(epochs_note(config, dataset));
   notes.push_back(device_note(config, options));
-  for (std::string& note : learning_rate_notes(config, options.learning_rate)) {
-    notes.push_back(std::move(note));
-  }
+  std::ranges::move(learning_rate_notes(config, options.learning_rate), std::back_inserter(notes));
   for (const std::string& note : notes) {
     if (!note.empty()) lines.push_back("note: " + note);
   }
-  for (const std::string& line : lines) {
-    print_line(stdout, line, 2);
-  }
+  for (const std::string& line : lines) print_line(stdout, line, 2);
   std::cout << std::flush;
 }
 
@@ -198,8 +191,7 @@ void finish(const PreparedRun& run, RunOutputs& outputs, TrainingSummary summary
 /// The checkpoint of the last step, or of that at which --patience has stopped the run, if --resume
 /// auto finds it: nothing is left to train. "" else.
 std::string finished_run(const Config& config) {
-  if (config.is_null("save") || config.is_null("resume")) return "";
-  if (config.get<std::string>("resume") != "auto") return "";
+  if (config.is_null("save") || config.text("resume") != "auto") return "";
   std::string newest = find_whole_checkpoint(config.get<std::string>("save")).path;
   if (newest.empty()) return "";
   const Manifest manifest = read_manifest(newest);
@@ -282,20 +274,10 @@ int run_train(Config config) {
 }  // namespace
 
 std::vector<Setting> train_only_settings() {
-  const auto flag = [](const char* name, const char* help) {
-    return Setting{.name = name,
-                   .type = SettingType::kFlag,
-                   .fallback = false,
-                   .help = help,
-                   .group = "Output",
-                   .must_agree = MustAgree::kNone};
-  };
-  Setting auto_batch =
-      flag("auto_batch",
-           "raise the micro-batch to the largest that fits the memory, and accumulate less: "
-           "micro-batch times accumulation stays as given");
-  auto_batch.group = "Step";
-  auto_batch.must_agree = MustAgree::kAll;
+  const Setting auto_batch = flag_setting(
+      "auto_batch",
+      "raise the micro-batch to the largest that fits the memory, and accumulate less: micro-batch "
+      "times accumulation stays as given");
   const Setting grace{
       .name = "grace",
       .type = SettingType::kInteger,
@@ -303,21 +285,26 @@ std::vector<Setting> train_only_settings() {
           "seconds that the step and a last checkpoint may take after Ctrl-C, SIGTERM or "
           "SIGUSR1 [30, which Slurm and Kubernetes wait before they kill; under `tessera "
           "launch` its --grace]",
-      .group = "Checkpoints",
       .minimum = 0,
-      .maximum = 1e6,
-      .must_agree = MustAgree::kNone};
+      .maximum = 1e6};
   return joined(
       {data_settings(),
        sample_settings(),
        output_settings(),
        fit_settings(),
        export_settings(),
-       {state_dict_setting(), auto_batch, grace,
-        flag("append", "append to --log, --csv and --tensorboard files of an earlier run"),
-        flag("overwrite", "replace those of an earlier run; without either, the run is refused"),
-        flag("verbose", "tell every setting and where it is from, and a line for every step"),
-        flag("quiet", "print nothing but errors")}});
+       {state_dict_setting()},
+       in_group("Step", {auto_batch}),
+       in_group("Checkpoints", MustAgree::kNone, {grace}),
+       in_group(
+           "Output", MustAgree::kNone,
+           {flag_setting("append",
+                         "append to --log, --csv and --tensorboard files of an earlier run"),
+            flag_setting("overwrite",
+                         "replace those of an earlier run; without either, the run is refused"),
+            flag_setting("verbose",
+                         "tell every setting and where it is from, and a line for every step"),
+            flag_setting("quiet", "print nothing but errors")})});
 }
 
 std::vector<Setting> without(std::vector<Setting> settings, std::string_view name) {
@@ -335,6 +322,8 @@ std::vector<Setting> train_settings() {
   return joined({model_settings(), trainer_settings(), train_only_settings()});
 }
 
+std::vector<Setting> all_settings() { return joined({train_settings(), plan_only_settings()}); }
+
 std::shared_ptr<SettingsCommand> add_train_flags(CLI::App& app) {
   return std::make_shared<SettingsCommand>(app, train_settings());
 }
@@ -343,10 +332,10 @@ std::function<int()> add_train(CLI::App& app) {
   const auto command = add_train_flags(app);
   return [command] {
     const Launcher launcher = find_launcher(std::getenv);
-    Config config = command->config(std::cerr, facts_of(launcher));
+    Config config = command->config(facts_of(launcher));
     choose_dump_folder(config);
     adopt_launcher(launcher, config);
-    if (!config.get<bool>("quiet")) print_announcements(std::cerr, config);
+    if (!config.get<bool>("quiet")) print_announcements(config);
     return run_train(std::move(config));
   };
 }

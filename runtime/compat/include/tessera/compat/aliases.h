@@ -55,4 +55,8 @@ std::vector<std::string> take_flags_without_effect(std::vector<std::string>& wor
 /// other word.
 std::string about_foreign_command(const std::string& word);
 
+/// "You used ... here it is": tables in Markdown of every key and flag of other programs that is
+/// known here, made from those by which they are read. README.md of this module has them.
+std::string habit_tables();
+
 }  // namespace tessera

@@ -62,6 +62,9 @@ struct ConfigContents {
 /// Throws Error{kConfig} that names the file and the line if it is neither, or of two dialects.
 ConfigContents read_config(const std::string& path, const std::vector<Setting>& table);
 
+/// A file's text. Throws Error{kConfig} if it is none of settings: a folder, a device, too long.
+std::string read_config_text(const std::string& path);
+
 /// A file that is accepted, made of one that is refused by the fewest changes.
 struct FixedConfig {
   std::string text{};

@@ -128,8 +128,13 @@ std::optional<std::string> default_accelerate_path(const Environment& environmen
 /// The file there, in YAML or else in JSON, if there is one.
 std::optional<std::string> default_accelerate_config(const Environment& environment);
 
-/// The names of a layer of our models in fsdp_transformer_layer_cls_to_wrap: here, and in the
-/// models that they are like.
+/// A name of a layer of our models in fsdp_transformer_layer_cls_to_wrap: that of transformers, for
+/// its `models`, or one of here, for none.
+struct BlockClass {
+  const char* name;
+  const char* models;
+};
+std::vector<BlockClass> block_classes();
 std::vector<std::string> block_class_names();
 
 }  // namespace tessera

@@ -24,6 +24,7 @@ struct BoundSetting {
   Setting setting;
   std::function<nlohmann::json(const Options&)> read;
   std::function<void(Options&, const nlohmann::json&)> write;
+  std::string field{};  ///< "policy.recompute", as messages of the library name it
 };
 
 namespace binding {
@@ -81,6 +82,14 @@ nlohmann::json json_of(const T& value) {
   }
 }
 
+/// Whether the values of a type are texts that parse_into() takes.
+template <typename T>
+constexpr bool is_parsed() {
+  if constexpr (IsOptional<T>::value) return is_parsed<typename T::value_type>();
+  return !std::is_arithmetic_v<T> && !std::same_as<T, std::string> && !Listed<T> &&
+         !std::same_as<T, std::chrono::milliseconds>;
+}
+
 /// Other types than those below have `void parse_into(std::string_view, T&)` beside them.
 template <typename T>
 void take(const nlohmann::json& json, T& value) {
@@ -112,17 +121,33 @@ auto& member_of(Object& object, Member member, Rest... rest) {
 template <typename Class, typename Member>
 Class class_of(Member Class::*);
 
+/// The name of a member, which compilers tell in that of a function.
+template <auto kMember>
+std::string member_name() {
+  std::string_view text = __PRETTY_FUNCTION__;
+  text.remove_prefix(text.find("kMember = "));
+  text = text.substr(0, text.find_first_of(";]"));
+  return std::string(text.substr(text.rfind(':') + 1));
+}
+
+/// Texts that no parse_into() takes are refused.
+template <typename T>
+void check_parsed(const nlohmann::json& json) {
+  T value;
+  take(json, value);
+}
+
 /// The part of bound() that is compiled once for all members of these options.
 template <typename Options>
 BoundSetting<Options> make_row(std::string name, std::string help, Setting more, SettingType type,
                                nlohmann::json (*read)(const Options&),
-                               void (*write)(Options&, const nlohmann::json&)) {
+                               void (*write)(Options&, const nlohmann::json&), std::string field) {
   static const Options defaults;
   more.name = std::move(name);
   more.help = std::move(help);
   if (more.type == SettingType::kText) more.type = type;
   more.fallback = read(defaults);
-  return {std::move(more), read, write};
+  return {std::move(more), read, write, std::move(field)};
 }
 
 }  // namespace binding
@@ -135,6 +160,9 @@ auto bound(std::string name, std::string help, Setting more = {}) {
   using Member =
       std::remove_cvref_t<decltype(binding::member_of(std::declval<Options&>(), kFirst, kPath...))>;
   if constexpr (binding::Listed<Member>) more.choices = binding::names_of<Member>();
+  if constexpr (binding::is_parsed<Member>()) {
+    if (!more.check) more.check = binding::check_parsed<Member>;
+  }
   return binding::make_row<Options>(
       std::move(name), std::move(help), std::move(more), binding::type_of<Member>(),
       [](const Options& options) {
@@ -142,7 +170,8 @@ auto bound(std::string name, std::string help, Setting more = {}) {
       },
       [](Options& options, const nlohmann::json& json) {
         binding::take(json, binding::member_of(options, kFirst, kPath...));
-      });
+      },
+      (binding::member_name<kFirst>() + ... + ("." + binding::member_name<kPath>())));
 }
 
 /// The settings of rows, under a heading of --help.

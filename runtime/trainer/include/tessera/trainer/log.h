@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -46,18 +46,24 @@ class RunLog {
   void step(const StepRecord& record, std::optional<double> mfu,
             const std::vector<std::int64_t>& samples_by_source = {});
   void evaluation(const EvaluationRecord& record);
-  void multiple_choice(const MultipleChoiceRecord& record);
+  /// A line with a "kind".
+  void line(const nlohmann::ordered_json& line);
   void checkpoint(const SaveRecord& record);
   void summary(const TrainingPlan& plan, const TrainingSummary& summary,
                const RunMeasurements& measurements);
 
  private:
-  void write(const nlohmann::ordered_json& line);
-
   OutputFile file_;
 };
 
-/// The line of an evaluation.
+/// A number, or null where there is none.
+template <typename Number>
+nlohmann::ordered_json or_null(const std::optional<Number>& number) {
+  return number ? nlohmann::ordered_json(*number) : nlohmann::ordered_json();
+}
+
+/// The line of a step, of an evaluation and of answered questions.
+nlohmann::ordered_json to_json(const StepRecord& record, std::optional<double> mfu);
 nlohmann::ordered_json to_json(const EvaluationRecord& record);
 nlohmann::ordered_json to_json(const MultipleChoiceRecord& record);
 

@@ -31,6 +31,8 @@ class OutputFile {
   /// Writes in place of `end`, with which the last write ended, and which is there again if this
   /// fails. Only a regular file can be written so.
   void write_over(std::string_view end, std::string_view bytes);
+  /// Makes it durable. Throws Error{kIo}.
+  void sync();
   bool is_regular() const { return is_regular_; }
 
   const std::string& path() const { return path_; }

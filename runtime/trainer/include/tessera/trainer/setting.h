@@ -43,6 +43,19 @@ struct Setting {
   std::vector<std::pair<std::string, std::string>> other_spellings{};
 };
 
+/// A setting that is true or false.
+Setting flag_setting(std::string name, std::string help, bool fallback = false);
+/// Settings under a heading of --help; those of a table, or a part of it, that processes may have
+/// otherwise.
+std::vector<Setting> in_group(const std::string& group, std::vector<Setting> settings);
+std::vector<Setting> in_group(const std::string& group, MustAgree agree,
+                              std::vector<Setting> settings);
+/// For Setting::check of a path: it must not be empty.
+void check_path(const nlohmann::json& value);
+/// The setting of that name; null if the table has none.
+const Setting* find_setting(const std::vector<Setting>& table, std::string_view name);
+std::vector<std::string> names_of(const std::vector<Setting>& table);
+
 /// `value` as its setting keeps it. Throws Error{kConfig} with the value and what is allowed.
 nlohmann::json checked_value(const Setting& setting, const nlohmann::json& value);
 
@@ -61,6 +74,11 @@ std::string unknown_value(const std::string& word, const std::string& nearest,
 
 /// A text of a user's, the beginning of it if it is long.
 std::string shortened(const std::string& text, std::size_t longest = 100);
+/// A value as a person writes it: a text without quotes.
+template <typename Json>
+std::string plain_text(const Json& value) {
+  return value.is_string() ? value.template get<std::string>() : value.dump();
+}
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words, std::string_view between = ", ");
 

@@ -31,6 +31,10 @@ class Settings {
   bool is_typed(std::string_view name) const { return origin(name).giver == Giver::kCommandLine; }
   /// True if it has no value: not given, and the default is null.
   bool is_null(std::string_view name) const { return value(name).is_null(); }
+  /// A text; "" if it has no value.
+  std::string text(std::string_view name) const {
+    return is_null(name) ? "" : get<std::string>(name);
+  }
   template <typename T>
   T get(std::string_view name) const {
     return value(name).get<T>();
