@@ -29,6 +29,19 @@ void check_arguments(const AmaxArgs& args) {
   check_amax("amax", args.amax);
 }
 
+void check_arguments(const MaxWordsArgs& args) {
+  const auto is_of_words = [](const TensorView& view) {
+    return view.is_contiguous() && view.dtype == DType::kInt32;
+  };
+  require(is_of_words(args.rows) && args.rows.shape.rank() == 2, ErrorCode::kInvalidArgument,
+          "max_words: rows is ", args.rows.shape, " of ", to_string(args.rows.dtype),
+          ", expected contiguous rows of int32");
+  require(is_of_words(args.words) && args.words.numel() == args.rows.shape[1],
+          ErrorCode::kInvalidArgument, "max_words: words is ", args.words.shape, " of ",
+          to_string(args.words.dtype), ", expected ", args.rows.shape[1],
+          " contiguous elements of int32");
+}
+
 void check_arguments(const Fp8EncodeArgs& args) {
   check_numbers("fp8_encode", "x", args.x);
   check_amax("fp8_encode", args.amax);

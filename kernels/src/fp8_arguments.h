@@ -6,6 +6,7 @@
 namespace tessera {
 
 void check_arguments(const AmaxArgs& args);
+void check_arguments(const MaxWordsArgs& args);
 void check_arguments(const Fp8EncodeArgs& args);
 void check_arguments(const Fp8DecodeArgs& args);
 

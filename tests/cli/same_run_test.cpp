@@ -132,6 +132,8 @@ const std::map<std::string, Other> kOthers{
     {"fp8_scales", {"exact", {{"precision", "fp8"}}}},
     {"fp8_products", {"forward", {{"precision", "fp8"}}}},
     {"fp8_bf16_blocks", {"1,0", {{"precision", "fp8"}}}},
+    {"gather_format", {"bf16", {{"precision", "fp8"}}}},
+    {"fp8_scale_units", {"2", {{"precision", "fp8"}}}},
     {"seed", {"2"}},
     {"eval_every", {"1", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
     {"eval_tokens", {"16", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},

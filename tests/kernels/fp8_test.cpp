@@ -262,6 +262,25 @@ TYPED_TEST(Fp8Kernels, EveryCodeIsNanWhereOneNumberIsNotFinite) {
   }
 }
 
+TEST(Fp8, MaxWordsTakesTheLargestOfEachColumn) {
+  for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 3}, {7, 260}, {3, 600}, {2, 0}}) {
+    const auto width = static_cast<std::size_t>(columns);
+    std::vector<std::int32_t> words(static_cast<std::size_t>(rows) * width), expected(width, 0);
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      words[i] = static_cast<std::int32_t>(i * 2654435761U >> 1U);
+    }
+    if (words.size() > 4) words[4] = 0x7fc00001;  // NaN
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      expected[i % width] = std::max(expected[i % width], words[i]);
+    }
+    std::vector<std::int32_t> largest(width, -1);
+    StreamUnderTest stream;
+    kernels_under_test().max_words(
+        {.rows = view_of(words).reshape({rows, columns}), .words = view_of(largest)}, stream);
+    EXPECT_EQ(largest, expected) << rows << " rows of " << columns;
+  }
+}
+
 TEST(Fp8, RefusesOperandsThatDoNotFit) {
   std::vector<float> x(8);
   std::vector<std::uint8_t> codes(8), few(7);
@@ -270,6 +289,11 @@ TEST(Fp8, RefusesOperandsThatDoNotFit) {
   const AmaxArgs amax{.x = view_of(x), .amax = view_of(word)};
   expect_refused(kernels.amax, amax, &AmaxArgs::amax, view_of(words), "amax: amax is (2)");
   expect_refused(kernels.amax, amax, &AmaxArgs::x, view_of(codes), "amax: x is (8) of uint8");
+  const MaxWordsArgs most{.rows = view_of(words).reshape({2, 1}), .words = view_of(word)};
+  expect_refused(kernels.max_words, most, &MaxWordsArgs::words, view_of(words),
+                 "max_words: words is (2)");
+  expect_refused(kernels.max_words, most, &MaxWordsArgs::rows, view_of(words),
+                 "max_words: rows is (2)");
   const Fp8EncodeArgs encode{.x = view_of(x), .amax = view_of(word), .codes = view_of(codes)};
   expect_refused(kernels.fp8_encode, encode, &Fp8EncodeArgs::codes, view_of(few),
                  "fp8_encode: codes is (7)");

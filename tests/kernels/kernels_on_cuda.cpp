@@ -87,6 +87,7 @@ const KernelTable& on_device_table() {
       .dequantize = on_device<&KernelTable::dequantize>,
       .fill_normal = on_device<&KernelTable::fill_normal>,
       .amax = on_device<&KernelTable::amax>,
+      .max_words = on_device<&KernelTable::max_words>,
       .fp8_encode = on_device<&KernelTable::fp8_encode>,
       .fp8_decode = on_device<&KernelTable::fp8_decode>,
       .plan_gemm = on_device<&KernelTable::plan_gemm>,

@@ -22,7 +22,7 @@ PlanOptions options_for(const std::string& name, const Mesh& mesh) {
 }
 
 void expect_golden(const std::string& name, const Schedule& schedule) {
-  test::expect_golden(name, schedule, parse_schedule);
+  test::expect_golden(name, schedule, [](std::string_view text) { return parse_schedule(text); });
 }
 
 TEST(PlanGolden, FullShard) {

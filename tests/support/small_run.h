@@ -107,6 +107,7 @@ struct SmallRun {
   AdapterConfig adapter{};                    ///< of it, too
   std::string trainable_strategy{};           ///< of what is not frozen, if it has another
   WeightFormat base_format = WeightFormat::kNone;
+  Fp8Options fp8{};                      ///< with bf16
   std::vector<FullParameter> initial{};  ///< if not empty, instead of random ones
 };
 
@@ -203,6 +204,8 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .accumulate_unsharded = run.accumulate_unsharded,
           .policy = run.policy,
           .overlap_optimizer = run.steps_in_flight > 1,
+          .gather_codes = run.fp8.enabled && run.fp8.gather_format == GatherFormat::kE4M3,
+          .scale_units = run.fp8.scale_units,
           .updates_wait_for_norm = run.updates_wait_for_norm,
           .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
           .offload_optimizer = run.offload_optimizer,
@@ -225,9 +228,10 @@ inline PlanOptions plan_options(const SmallRun& run, const Model& model, const M
 }
 
 inline ModelLayout layout_of(const SmallRun& run, const Model& model) {
-  return make_layout(model, run.wrap, run.ranks,
-                     flat_alignment(plan_options(run).optimizer_tensors),
-                     run.tied_apart || run.first_layers.size() > 1);
+  const std::int64_t alignment = flat_alignment(plan_options(run).optimizer_tensors);
+  return with_fp8_apart(make_layout(model, run.wrap, run.ranks, alignment,
+                                    run.tied_apart || run.first_layers.size() > 1),
+                        run.fp8, run.ranks, alignment);
 }
 
 inline ExecutorOptions executor_options(const SmallRun& run) {
@@ -236,6 +240,7 @@ inline ExecutorOptions executor_options(const SmallRun& run) {
   options.optimizer.clip_norm = run.clip_norm;
   options.optimizer.stochastic_rounding = run.stochastic_rounding;
   options.seed = 42;
+  options.fp8 = run.fp8;
   options.micro_batch = run.micro_batch;
   options.threads = run.threads;
   options.steps_in_flight = run.steps_in_flight;

@@ -141,6 +141,8 @@ const std::map<std::string, std::string> kOthers{
     {"fp8_scales", "exact"},
     {"fp8_products", "forward"},
     {"fp8_bf16_blocks", "1,0"},
+    {"gather_format", "bf16"},
+    {"fp8_scale_units", "2"},
     {"seed", "5"},
     {"loss_scale", "1024"},
     {"loss_scale_dialect", "megatron"},

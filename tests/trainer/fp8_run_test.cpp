@@ -214,6 +214,45 @@ TEST(Fp8Run, RefusesWhatWouldDoNothing) {
                                          HasSubstr("`precision` fp8")));
 }
 
+TEST(Fp8Run, ParametersTravelAsCodesWithTheSameBitsAndHalfTheBytes) {
+  const Model model = counting_gpt(0.1F);
+  TrainerOptions options = fp8_options("full_shard", 2);
+  options.accumulate = 2;
+  const Trained in_codes = run(model, options);
+  expect_as_planned(in_codes);
+  options.fp8.gather_format = GatherFormat::kBf16;
+  const Trained in_bf16 = run(model, options);
+  expect_same_bits(in_codes, in_bf16);
+  const auto sent = [](const Trained& trained) {
+    return trained.summary.counted_traffic.front().sent_of(CollectiveKind::kAllGather);
+  };
+  EXPECT_LT(static_cast<double>(sent(in_codes)), 0.75 * static_cast<double>(sent(in_bf16)));
+}
+
+TEST(Fp8Run, SaysHowMatricesTravel) {
+  const Model model = counting_gpt();
+  const CountingTokens data;
+  const auto notes = [&](const TrainerOptions& options) {
+    return make_training_plan({model, data}, options).notes;
+  };
+  TrainerOptions options = fp8_options("full_shard", 2);
+  EXPECT_THAT(notes(options), Contains(HasSubstr("of 2 units are gathered as codes")));
+  options.offload_parameters = {.host = 0.5};
+  EXPECT_THAT(notes(options), Contains(AllOf(HasSubstr("of 1 units are gathered as codes"),
+                                             HasSubstr("of 1 units, whose parameters come from"))));
+  options = fp8_options("full_shard", 2);
+  options.fp8.products.input_gradient = false;
+  EXPECT_THAT(notes(options), Contains(HasSubstr("layers read them in bf16 as well")));
+  options.fp8.gather_format = GatherFormat::kBf16;
+  EXPECT_THAT(notes(options), Not(Contains(HasSubstr("gathered"))));
+  EXPECT_THAT(notes(fp8_options("zero2", 2)), Not(Contains(HasSubstr("gathered"))));
+  options.fp8.enabled = false;
+  EXPECT_THAT(refusal_of(options), HasSubstr("products in fp8"));
+  options.fp8 = {.gather_format = GatherFormat::kBf16};
+  EXPECT_THAT(refusal_of(options),
+              AllOf(HasSubstr("gather_format is bf16"), HasSubstr("`precision` fp8")));
+}
+
 TEST(Fp8Run, SaysWhereItGainsNothing) {
   const Model model = counting_gpt();
   const CountingTokens data;

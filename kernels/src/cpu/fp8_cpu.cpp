@@ -5,6 +5,7 @@
 
 #include "cpu/simd.h"
 
+#include <algorithm>
 #include <atomic>
 #include <type_traits>
 
@@ -12,8 +13,9 @@
 #include "cpu/parallel.h"
 #include "fp8_arguments.h"
 
-// amax, fp8_encode, fp8_decode: one pass, each element by itself, with the bits of fp8.h. Traffic:
-// amax reads a tensor; encode reads it and writes a byte per element; decode is the reverse.
+// amax, max_words, fp8_encode, fp8_decode: one pass, each element by itself, with the bits of
+// fp8.h. Traffic: amax reads a tensor; encode reads it and writes a byte per element; decode is the
+// reverse.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -176,6 +178,17 @@ void amax(const AmaxArgs& args, Stream&) {
     }
   });
   *args.amax.as<std::int32_t>() = static_cast<std::int32_t>(largest.load());
+}
+
+void max_words(const MaxWordsArgs& args, Stream&) {
+  check_arguments(args);
+  const std::int64_t rows = args.rows.shape[0], columns = args.rows.shape[1];
+  const auto* const from = args.rows.as<std::int32_t>();  // without signs
+  auto* const to = args.words.as<std::int32_t>();
+  std::fill_n(to, columns, 0);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t i = 0; i < columns; ++i) to[i] = std::max(to[i], from[row * columns + i]);
+  }
 }
 
 void fp8_encode(const Fp8EncodeArgs& args, Stream&) {

@@ -51,6 +51,7 @@ void fill(const FillArgs&, Stream&);
 void dequantize(const DequantizeArgs&, Stream&);
 void fill_normal(const FillNormalArgs&, Stream&);
 void amax(const AmaxArgs&, Stream&);
+void max_words(const MaxWordsArgs&, Stream&);
 void fp8_encode(const Fp8EncodeArgs&, Stream&);
 void fp8_decode(const Fp8DecodeArgs&, Stream&);
 

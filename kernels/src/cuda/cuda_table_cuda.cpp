@@ -50,6 +50,7 @@ const KernelTable& cuda_table() {
       .dequantize = cuda::dequantize,
       .fill_normal = cuda::fill_normal,
       .amax = cuda::amax,
+      .max_words = cuda::max_words,
       .fp8_encode = cuda::fp8_encode,
       .fp8_decode = cuda::fp8_decode,
       .plan_gemm = cuda::plan_gemm,

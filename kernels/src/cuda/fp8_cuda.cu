@@ -4,9 +4,9 @@
 #include "cuda/elementwise_cuda.h"
 #include "fp8_arguments.h"
 
-// amax, fp8_encode, fp8_decode, with the CPU's bits (a NaN that is rounded is CUDA's). The scale is
-// a division of each thread's own, of a word that comes from a cache. Bytes: amax reads a tensor;
-// encode reads it and writes a byte per element; decode is the reverse.
+// amax, max_words, fp8_encode, fp8_decode, with the CPU's bits (a NaN that is rounded is CUDA's).
+// The scale is a division of each thread's own, of a word that comes from a cache. Bytes: amax
+// reads a tensor; encode reads it and writes a byte per element; decode is the reverse.
 
 namespace tessera::cuda {
 namespace {
@@ -44,6 +44,18 @@ __global__ void __launch_bounds__(kAmaxThreads)
   if (rest < n) take(x[rest]);
   largest = simt::block_reduce(largest, std::uint32_t{0}, LargerWord{});
   if (threadIdx.x == 0 && largest != 0) atomicMax(amax, largest);
+}
+
+__global__ void __launch_bounds__(kAmaxThreads)
+    largest_of_rows(const std::uint32_t* rows, std::int64_t n, std::int64_t columns,
+                    std::uint32_t* words) {
+  const std::int64_t column = std::int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
+  if (column >= columns) return;
+  std::uint32_t largest = 0;
+  for (std::int64_t row = 0; row < n; ++row) {
+    largest = LargerWord{}(largest, rows[row * columns + column]);
+  }
+  words[column] = largest;
 }
 
 template <typename T>
@@ -113,6 +125,16 @@ void amax(const AmaxArgs& args, Stream& stream) {
     simt::launch(grouped ? largest_magnitude<T, kSize> : largest_magnitude<T, 1>, blocks,
                  kAmaxThreads, 0, queue, x, n, word);
   });
+}
+
+void max_words(const MaxWordsArgs& args, Stream& stream) {
+  check_arguments(args);
+  const std::int64_t columns = args.rows.shape[1];
+  if (columns == 0) return;
+  const auto blocks = static_cast<unsigned>(ceil_div(columns, std::int64_t{kAmaxThreads}));
+  simt::launch(largest_of_rows, blocks, kAmaxThreads, 0, handle(stream),
+               device_data<const std::uint32_t>(args.rows), args.rows.shape[0], columns,
+               device_data<std::uint32_t>(args.words));
 }
 
 void fp8_encode(const Fp8EncodeArgs& args, Stream& stream) {

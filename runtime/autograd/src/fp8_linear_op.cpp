@@ -11,7 +11,8 @@
 // x8 and W8 are E4M3, dy8 is E5M2. Codes are decoded and multiplied by the GEMMs of bf16 or fp32,
 // whose sums are fp32. With scales that are powers of two, decoded numbers fit bf16. With exact
 // scales they do not: then products are of fp32 and rounded to bf16 once. Backward keeps the codes
-// of x, a byte for an element; the weight is encoded anew, which gives the same codes.
+// of x, a byte for an element. Where ranks have gathered the weight's codes, these are decoded;
+// else the weight is encoded in each pass, which gives the same codes.
 
 namespace tessera::ops {
 namespace {
@@ -38,20 +39,32 @@ Fp8Codes encode(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales sca
 }
 
 /// The numbers that codes stand for, as the GEMM takes them.
-Tensor decode(Tape& tape, const Fp8Codes& from, Fp8Scales scales) {
+Tensor decode(Tape& tape, const TensorView& codes, const TensorView& amax, Fp8Format format,
+              Fp8Scales scales) {
   const DType dtype = scales == Fp8Scales::kExact ? DType::kFloat32 : DType::kBFloat16;
-  Tensor y = tape.activation(from.codes.shape(), dtype, "decoded fp8 operand");
+  Tensor y = tape.activation(codes.shape, dtype, "decoded fp8 operand");
   tape.kernels().fp8_decode(
-      {.codes = from.codes, .amax = from.amax, .y = y, .format = from.format, .scales = scales},
-      tape.stream());
+      {.codes = codes, .amax = amax, .y = y, .format = format, .scales = scales}, tape.stream());
   const Cost once = elementwise_cost(y, 4, 1);
   tape.charge({.flops = once.flops, .bytes = once.bytes + static_cast<double>(y.numel())});
   return y;
 }
 
+Tensor decode(Tape& tape, const Fp8Codes& from, Fp8Scales scales) {
+  return decode(tape, from.codes, from.amax, from.format, scales);
+}
+
 /// A tensor rounded to fp8.
 Tensor rounded(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales) {
   return decode(tape, encode(tape, x, format, scales), scales);
+}
+
+/// The matrix as products take it: of its codes where ranks have gathered these, which are the same
+/// as those of the gathered matrix.
+Tensor rounded_weight(Tape& tape, const Parameter& weight) {
+  const Fp8Scales scales = weight.fp8.scales;
+  if (!weight.codes) return rounded(tape, weight.value, Fp8Format::kE4M3, scales);
+  return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, scales);
 }
 
 void charge_product(Tape& tape, const GemmArgs& args) {
@@ -148,7 +161,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   }
   const Tensor left = decode(tape, codes, products.scales);
   codes = {};
-  const Tensor right = rounded(tape, weight.value, Fp8Format::kE4M3, products.scales);
+  const Tensor right = rounded_weight(tape, weight);
   multiply_decoded(tape, {.a = as_matrix(left),
                           .b = right,
                           .c = y,
@@ -196,7 +209,7 @@ void run_fp8_input_gradient(Tape& tape, const Tensor& dy, Tensor decoded, const 
   const Fp8Products& products = weight.fp8;
   if (!products.input_gradient) return run_input_gradient(tape, as_matrix(dy), weight, dx);
   if (!decoded) decoded = rounded(tape, dy, products.gradient_format, products.scales);
-  const Tensor right = rounded(tape, weight.value, Fp8Format::kE4M3, products.scales);
+  const Tensor right = rounded_weight(tape, weight);
   multiply_decoded(tape, {.a = as_matrix(decoded), .b = right, .c = dx});
 }
 

@@ -40,6 +40,13 @@ void read_backend(Section& section) {
   }
 }
 
+/// torchao casts shards before FSDP2 gathers them, with scales of the whole matrix.
+void read_gathers(Section& section) {
+  constexpr const char* kGathers = "fp8_enable_fsdp_float8_all_gather";
+  const auto in_codes = section.flag(kGathers);
+  if (in_codes) section.honour(kGathers, "gather_format", *in_codes ? "e4m3" : "bf16");
+}
+
 void read_format(Section& section) {
   constexpr const char* kFormat = "fp8_format";
   const auto format = section.text(kFormat);
@@ -103,6 +110,7 @@ void translate_fp8_section(Section& section, const std::string& mixed_precision,
   attempt([&] { read_backend(section); });
   attempt([&] { read_format(section); });
   attempt([&] { read_override(section); });
+  attempt([&] { read_gathers(section); });
 }
 
 }  // namespace tessera::compat

@@ -148,7 +148,7 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       used("fp8_backend", kText, "`--fp8-recipe current`; MSAMP is refused").one_of({"AO", "TE", "MSAMP"}),
       used("fp8_format", kText, "`--fp8-format hybrid` or `e4m3`; E5M2 is refused, as by TransformerEngine").one_of({"HYBRID", "E4M3", "E5M2"}),
       used("fp8_override_linear_precision", kAny, "`--fp8-products`: those that are false"),
-      said("fp8_enable_fsdp_float8_all_gather", kFlag, "parameters are gathered in bf16, with the same bits"),
+      used("fp8_enable_fsdp_float8_all_gather", kFlag, "`--gather-format e4m3`, or `bf16` where it is false"),
       quiet("fp8_pad_inner_dim", kFlag, "matrices of any size are multiplied"),
       said("fp8_amax_history_len", kInteger, kNoHistory),
       said("fp8_amax_history_length", kInteger, kNoHistory),

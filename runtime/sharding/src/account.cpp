@@ -21,7 +21,10 @@ MemoryCategory category_of(const ScheduleBuffer& buffer) {
   switch (buffer.role) {
     case Role::kParameter:
     case Role::kDecoded:
+    case Role::kCode:
       return buffer.is_slot() ? MemoryCategory::kUnshardedParameters : MemoryCategory::kParameters;
+    case Role::kScales:
+      return MemoryCategory::kUnshardedParameters;
     case Role::kGradient:
       return buffer.is_slot() ? MemoryCategory::kUnshardedGradients : MemoryCategory::kGradients;
     case Role::kMaster:

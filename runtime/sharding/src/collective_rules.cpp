@@ -52,13 +52,14 @@ void all_gather(ContentWalk& walk, const Action& action) {
     const auto name = walk.name_of(operand.buffer);
     if (&operand != &action.reads.front()) {
       walk.require_that(part.unit == content.unit && part.version == content.version &&
-                            part.sharded == content.sharded && part.role == Role::kParameter &&
-                            !part.flats.overlaps(content.flats),
+                            part.sharded == content.sharded && part.role == content.role &&
+                            part.role == Role::kParameter && !part.flats.overlaps(content.flats),
                         "gathers parts of different things: ",
                         walk.name_of(action.reads.front().buffer), " and ", name);
     }
-    walk.require_that(part.role == Role::kParameter || part.role == Role::kGradient, name,
-                      " holds neither parameters nor gradients");
+    walk.require_that(
+        part.role == Role::kParameter || part.role == Role::kCode || part.role == Role::kGradient,
+        name, " holds neither parameters nor gradients");
     walk.require_that(
         part.sharded.contains(action.axes) &&
             cuts_further(walk.nesting(), part.sharded - action.axes, part.sharded),

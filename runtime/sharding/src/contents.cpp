@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gradient_sums.h"
+#include "operation_rules.h"
 #include "tessera/sharding/operation.h"
 
 namespace tessera {
@@ -10,7 +11,9 @@ namespace {
 
 constexpr std::size_t kMostViolations = 16;  // what follows is mostly a consequence
 
-bool is_parameter(Role role) { return role == Role::kParameter || role == Role::kDecoded; }
+bool is_parameter(Role role) {
+  return role == Role::kParameter || role == Role::kDecoded || role == Role::kCode;
+}
 
 }  // namespace
 
@@ -25,6 +28,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
                          GradientSums* sums)
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
+      scales_(schedule),
       violations_(violations),
       sums_(sums),
       contents_(schedule.buffers.size()) {
@@ -172,7 +176,8 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
       [&] { return sharding_text(content.sharded); }, ", not ",
       [&] { return sharding_text(operand.sharded); });
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
-  const bool once = buffer.is_slot() || buffer.is_activation() || buffer.role == Role::kScalars;
+  const bool once = buffer.is_slot() || buffer.is_activation() || buffer.role == Role::kScalars ||
+                    buffer.role == Role::kScales;
   require_that(buffer.unit < 0 || buffer.unit == content.unit, name, " is not for ",
                unit_name(content.unit));
   require_that(
@@ -216,8 +221,10 @@ std::string ContentWalk::sum_text(const Content& content) const {
 
 std::size_t ContentWalk::read_parameters(const Action& action, const std::vector<int>& units) {
   std::size_t found = 0, present = 0;
+  std::set<int> scales;  // buffers
   for (const Operand& operand : action.reads) {
-    if (is_parameter(schedule_.role(operand.buffer))) ++present;
+    const Role role = schedule_.role(operand.buffer);
+    if (is_parameter(role) || role == Role::kScales) ++present;
   }
   for (const int unit : units) {
     const std::vector<ScheduleFlat>& all = schedule_.units[static_cast<std::size_t>(unit)].flats;
@@ -234,6 +241,7 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
                    ", which this step has updated already");
       for (const int flat : flats_of(schedule_, operand)) {
         const bool is_decoded = role == Role::kDecoded;
+        if (role == Role::kCode) found += require_scales_of(action, content, scales);
         if (all[static_cast<std::size_t>(flat)].is_quantized() == is_decoded) flats.insert(flat);
       }
     }
@@ -243,6 +251,24 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
   require_that(found == present, "reads parameters of units that layer ",
                schedule_.layers[static_cast<std::size_t>(action.layer)].name, " does not read");
   return present;
+}
+
+/// Requires that a pass reads the scales of the codes that it reads. How many operands are new to
+/// `known`.
+std::size_t ContentWalk::require_scales_of(const Action& action, const Content& codes,
+                                           std::set<int>& known) {
+  const int entry = codes.valid && codes.unit >= 0 ? scales_.find(id_of(codes)) : -1;
+  const auto found = std::ranges::find_if(action.reads, [&](const Operand& operand) {
+    return schedule_.role(operand.buffer) == Role::kScales && entry >= 0 &&
+           scales_.group_in(schedule_, operand.buffer) ==
+               scales_.entries()[static_cast<std::size_t>(entry)].group;
+  });
+  if (!require_that(found != action.reads.end(), "must read the scales of ",
+                    unit_name(codes.unit))) {
+    return 0;
+  }
+  rules::require_scales(*this, *found, codes);
+  return known.insert(found->buffer).second ? 1 : 0;
 }
 
 void ContentWalk::require_mirrors_added(const FlatId& id) {

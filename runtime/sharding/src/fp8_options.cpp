@@ -45,6 +45,10 @@ std::vector<Fp8Products> fp8_products(const ModelLayout& layout, const Fp8Option
   return all;
 }
 
+std::string_view to_string(GatherFormat format) {
+  return format == GatherFormat::kE4M3 ? "e4m3" : "bf16";
+}
+
 std::string_view to_string(Fp8Recipe) { return "current"; }
 
 std::string_view to_string(Fp8Formats formats) {

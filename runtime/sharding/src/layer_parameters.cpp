@@ -22,6 +22,14 @@ TensorView tensor_of(TensorView flat, const FlatTensor& tensor) {
   return flat.narrow(0, first, tensor.spec.shape.numel()).reshape(tensor.spec.shape);
 }
 
+/// The part of a range that is in a shard, counted from the shard's beginning.
+Range part_of(const Range& range, const Range& shard) {
+  const std::int64_t begin = std::max(shard.begin, range.begin);
+  const std::int64_t end = std::min(shard.end(), range.end());
+  if (begin >= end) return {};
+  return {begin - shard.begin, end - begin};
+}
+
 }  // namespace
 
 LayerParameters::LayerParameters(const Schedule& schedule, const ModelLayout& layout,
@@ -30,7 +38,10 @@ LayerParameters::LayerParameters(const Schedule& schedule, const ModelLayout& la
       layout_(layout),
       buffers_(buffers),
       fp8_(fp8_products(layout, fp8)),
+      fp8_scales_(fp8.scales),
+      scales_(schedule),
       written_(schedule.buffers.size()) {
+  check_codes();
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
   for (std::size_t l = layout.layers.size(); l-- > 0;) {
@@ -43,6 +54,20 @@ LayerParameters::LayerParameters(const Schedule& schedule, const ModelLayout& la
   }
   for (const LayerLayout& layer : layout.layers) {
     parameters_.emplace_back(layer.parameters.size());
+  }
+}
+
+/// Layers must take products in fp8 of all matrices whose codes alone are there.
+void LayerParameters::check_codes() const {
+  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+    for (const ParameterAddress& address : layout_.layers[l].parameters) {
+      if (scales_.find({address.unit, address.flat}) < 0) continue;
+      const Fp8Products& products = fp8_[l];
+      require(products.forward && products.input_gradient, ErrorCode::kInvalidArgument, "layer '",
+              layout_.layers[l].name, "' is planned to read ", layout_.tensor_of(address).spec.name,
+              " in E4M3, but takes products of it in bf16: give the executor the fp8 options that "
+              "the layout was made with, or plan without gather_codes");
+    }
   }
 }
 
@@ -61,6 +86,36 @@ std::pair<const Operand*, int> LayerParameters::find_value(const Action& action,
   return {find_operand(schedule_, action.reads, there, role), there.flat};
 }
 
+/// The word of a matrix among the scales that an action names.
+TensorView LayerParameters::word_of(const std::vector<Operand>& operands, const FlatId& id,
+                                    int matrix) const {
+  const ScaleTable::Entry& entry = scales_.entries()[static_cast<std::size_t>(scales_.find(id))];
+  const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
+    return schedule_.role(operand.buffer) == Role::kScales &&
+           scales_.group_in(schedule_, operand.buffer) == entry.group;
+  });
+  return buffers_.whole(found->buffer).narrow(0, entry.first_word + matrix, 1);
+}
+
+/// The numbers of a parameter that a pass reads, or their codes.
+void LayerParameters::bind_value(Parameter& parameter, const Action& action,
+                                 const ParameterAddress& address) const {
+  const FlatTensor& tensor = layout_.tensor_of(address);
+  const FlatParameter& flat = layout_.flat_of(address);
+  const Operand* const codes =
+      flat.fp8 ? find_operand(schedule_, action.reads, address, Role::kCode) : nullptr;
+  const auto [value, value_flat] = find_value(action, address);
+  // A layer whose backward reads no parameters finds none: its unit may be in shards.
+  parameter.value =
+      value != nullptr
+          ? tensor_of(buffers_.view(*value, value_flat), tensor)
+          : TensorView(nullptr, flat.dtype.value_or(schedule_.parameter_dtype), tensor.spec.shape);
+  parameter.codes = parameter.amax = {};
+  if (codes == nullptr) return;
+  parameter.codes = tensor_of(buffers_.view(*codes, address.flat), tensor);
+  parameter.amax = word_of(action.reads, {address.unit, address.flat}, address.tensor);
+}
+
 std::span<Parameter> LayerParameters::bind(const Action& action) {
   const auto layer = static_cast<std::size_t>(action.layer);
   std::vector<Parameter>& parameters = parameters_[layer];
@@ -68,12 +123,7 @@ std::span<Parameter> LayerParameters::bind(const Action& action) {
     const ParameterAddress& address = layout_.layers[layer].parameters[p];
     const FlatTensor& tensor = layout_.tensor_of(address);
     const FlatParameter& flat = layout_.flat_of(address);
-    const auto [value, value_flat] = find_value(action, address);
-    // A layer whose backward reads no parameters finds none: its unit may be in shards.
-    parameters[p].value = value != nullptr
-                              ? tensor_of(buffers_.view(*value, value_flat), tensor)
-                              : TensorView(nullptr, flat.dtype.value_or(schedule_.parameter_dtype),
-                                           tensor.spec.shape);
+    bind_value(parameters[p], action, address);
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
     parameters[p].trainable = flat.trainable;
     if (tensor.spec.fp8) parameters[p].fp8 = fp8_[layer];
@@ -99,6 +149,43 @@ void LayerParameters::decode(const Action& action, const KernelTable& kernels, S
                         .src = from.narrow(0, tensor.offset, tensor.numel()),
                         .dst = tensor_of(to, tensor),
                         .joined = tensor.spec.joined},
+                       stream);
+  }
+}
+
+void LayerParameters::amax(const Action& action, const KernelTable& kernels, Stream& stream) const {
+  const Operand& shard = action.reads.front();
+  const FlatId id{shard.unit, schedule_.flats(shard).front()};
+  const TensorView from = buffers_.view(shard);
+  const Range own{buffers_.first_element(shard), from.numel()};
+  const FlatParameter& flat = layout_.flat_of({id.unit, id.flat, 0});
+  for (std::size_t t = 0; t < flat.tensors.size(); ++t) {
+    const FlatTensor& tensor = flat.tensors[t];
+    const Range part = part_of({tensor.offset, tensor.spec.shape.numel()}, own);
+    kernels.amax({.x = from.narrow(0, part.begin, part.numel),
+                  .amax = word_of(action.writes, id, static_cast<int>(t))},
+                 stream);
+  }
+}
+
+/// Zeros between and behind the matrices are encoded as well, with the matrix before them.
+void LayerParameters::encode(const Action& action, const KernelTable& kernels,
+                             Stream& stream) const {
+  const Operand& shard = action.reads.front();
+  const FlatId id{shard.unit, schedule_.flats(shard).front()};
+  const TensorView from = buffers_.view(shard), to = buffers_.view(action.writes.front());
+  const Range own{buffers_.first_element(shard), from.numel()};
+  const FlatParameter& flat = layout_.flat_of({id.unit, id.flat, 0});
+  for (std::size_t t = 0; t < flat.tensors.size(); ++t) {
+    const std::int64_t end =
+        t + 1 < flat.tensors.size() ? flat.tensors[t + 1].offset : flat.padded_numel;
+    const Range part = part_of({flat.tensors[t].offset, end - flat.tensors[t].offset}, own);
+    if (part.numel == 0) continue;
+    kernels.fp8_encode({.x = from.narrow(0, part.begin, part.numel),
+                        .amax = word_of(action.reads, id, static_cast<int>(t)),
+                        .codes = to.narrow(0, part.begin, part.numel),
+                        .format = Fp8Format::kE4M3,
+                        .scales = fp8_scales_},
                        stream);
   }
 }

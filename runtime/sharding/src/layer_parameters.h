@@ -11,6 +11,7 @@
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/scales.h"
 #include "tessera/sharding/schedule.h"
 
 namespace tessera {
@@ -26,12 +27,20 @@ class LayerParameters {
   std::span<Parameter> bind(const Action& action);
   /// Dequantises a unit's parameters, whole, for the layers that read them.
   void decode(const Action& action, const KernelTable& kernels, Stream& stream);
+  /// Writes the largest magnitude of each matrix in this rank's shard to its word.
+  void amax(const Action& action, const KernelTable& kernels, Stream& stream) const;
+  /// Rounds this rank's shard to E4M3, each matrix by its scale.
+  void encode(const Action& action, const KernelTable& kernels, Stream& stream) const;
   /// Clears what lies between and behind the tensors of gradients that begin anew.
   void begin_gradients(const Action& action, const KernelTable& kernels, Stream& stream);
   /// Clears the gradients of the layer's parameters that no operation used.
   void end_gradients(const Action& action, const KernelTable& kernels, Stream& stream);
 
  private:
+  void check_codes() const;
+  TensorView word_of(const std::vector<Operand>& operands, const FlatId& id, int matrix) const;
+  void bind_value(Parameter& parameter, const Action& action,
+                  const ParameterAddress& address) const;
   std::pair<const Operand*, int> find_value(const Action& action,
                                             const ParameterAddress& address) const;
 
@@ -39,6 +48,8 @@ class LayerParameters {
   const ModelLayout& layout_;
   const StepBuffers& buffers_;
   std::vector<Fp8Products> fp8_;  ///< by layer
+  Fp8Scales fp8_scales_;
+  ScaleTable scales_;
   /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.
   std::set<std::tuple<int, int, int>> contributed_;
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind

@@ -62,6 +62,13 @@ class LayerRunner {
     parameters_.decode(action, *kernels_, stream);
   }
 
+  /// Takes the largest magnitudes in this rank's shard of a unit's matrices.
+  void amax(const Action& action, Stream& stream) { parameters_.amax(action, *kernels_, stream); }
+  /// Rounds this rank's shard of a unit's matrices to codes.
+  void encode(const Action& action, Stream& stream) {
+    parameters_.encode(action, *kernels_, stream);
+  }
+
   /// Elements of the message that this pass makes of a layer's output, or of its gradient.
   std::int64_t message_numel(int layer) const { return message_shape(layer).numel(); }
   /// Copies what a layer has left to a slot for a message, or back.

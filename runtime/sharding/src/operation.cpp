@@ -11,6 +11,7 @@
 namespace tessera {
 namespace {
 
+constexpr auto kScaleBytes = static_cast<std::int64_t>(sizeof(std::int32_t));
 constexpr auto kWordBytes = static_cast<std::int64_t>(sizeof(std::int64_t));
 
 std::int64_t operand_bytes(const Schedule& schedule, const Operand& operand) {
@@ -48,6 +49,14 @@ void charge_reduce_scatter(const Schedule& schedule, const Action& action, Traff
 void charge_all_reduce(const Schedule& schedule, const Action& action, Traffic& traffic) {
   charge(traffic, CollectiveKind::kAllReduce, operand_bytes(schedule, action.reads.front()),
          schedule.mesh.size(action.axes));
+}
+
+/// Rows of all ranks are gathered, of which each rank takes the maximum: no group has one of its
+/// own, and a row is a few words.
+void charge_all_reduce_max(const Schedule& schedule, const Action& action, Traffic& traffic) {
+  const int ranks = schedule.mesh.size(action.axes);
+  const std::int64_t row = schedule.buffer(action.reads.front()).numel / (1 + ranks);
+  charge(traffic, CollectiveKind::kAllGather, row * ranks * kScaleBytes, ranks);
 }
 
 void charge_count(const Schedule& schedule, const Action& /*action*/, Traffic& traffic) {
@@ -167,6 +176,21 @@ const Operation kDecode{.name = "decode",
                         .summary = "dequantises a unit's parameters for the layers that read them",
                         .rule = rules::decode,
                         .run = handlers::decode};
+const Operation kAmax{
+    .name = "amax",
+    .summary = "the largest magnitude in this rank's shard of each of a unit's matrices in fp8",
+    .rule = rules::amax,
+    .run = handlers::amax};
+const Operation kAllReduceMax{.name = "all-reduce-max",
+                              .summary = "all-reduce of largest magnitudes by maximum, in place",
+                              .meeting = Meeting::kAlongAxes,
+                              .rule = rules::all_reduce_max,
+                              .charge = charge_all_reduce_max,
+                              .run = handlers::all_reduce_max};
+const Operation kEncode{.name = "encode",
+                        .summary = "rounds this rank's shard of a unit's matrices to fp8 codes",
+                        .rule = rules::encode,
+                        .run = handlers::encode};
 const Operation kCast{.name = "cast",
                       .summary = "copies a gradient to another buffer and dtype, or adds it there",
                       .rule = rules::cast,
@@ -250,9 +274,10 @@ std::span<const Operation* const> all_operations() {
   static constexpr std::array kAll{
       &kCountTokens,    &kAllGather, &kReduceScatter, &kAllReduce, &kForward,
       &kForwardLoss,    &kLoss,      &kLossBackward,  &kBackward,  &kBackwardInput,
-      &kBackwardWeight, &kReshard,   &kDecode,        &kCast,      &kCopy,
-      &kRelease,        &kReserve,   &kPack,          &kUnpack,    &kSend,
-      &kReceive,        &kAddTied,   &kNormPartial,   &kResults,   &kOptimizerStep};
+      &kBackwardWeight, &kReshard,   &kDecode,        &kAmax,      &kAllReduceMax,
+      &kEncode,         &kCast,      &kCopy,          &kRelease,   &kReserve,
+      &kPack,           &kUnpack,    &kSend,          &kReceive,   &kAddTied,
+      &kNormPartial,    &kResults,   &kOptimizerStep};
   return kAll;
 }
 

@@ -143,6 +143,28 @@ void decode(StepContext& context, const Action& action, Stream& stream) {
   context.layers().decode(action, stream);
 }
 
+void amax(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().amax(action, stream);
+}
+
+/// A maximum over ranks is an all-gather, and a kernel behind it.
+void all_reduce_max(StepContext& context, const Action& action, Stream& stream) {
+  ProcessGroup& group = context.group(action);
+  const TensorView words = context.view(action.writes.front());
+  const std::int64_t count = words.numel() / (1 + group.size());
+  const TensorView row = words.narrow(0, 0, count);
+  const TensorView rows = words.narrow(0, count, count * group.size());
+  group.all_gather(row, rows, stream);
+  stream.submit({.name = "largest"}, [&context, row, rows, &group, count, &stream] {
+    context.kernels().max_words({.rows = rows.reshape(Shape{group.size(), count}), .words = row},
+                                stream);
+  });
+}
+
+void encode(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().encode(action, stream);
+}
+
 void cast(StepContext& context, const Action& action, Stream& stream) {
   const TensorView from = context.view(action.reads.front());
   const TensorView to = context.view(action.writes.front());

@@ -9,6 +9,9 @@ namespace tessera::rules {
 /// Requires that a gradient is the sum of all contributions of all ranks.
 void require_complete(ContentWalk& walk, const Content& gradient);
 
+/// Requires that an operand has the joined scales of codes, or of what is to be encoded.
+void require_scales(ContentWalk& walk, const Operand& scales, const Content& of);
+
 void count_tokens(ContentWalk& walk, const Action& action);
 void all_gather(ContentWalk& walk, const Action& action);
 void reduce_scatter(ContentWalk& walk, const Action& action);
@@ -22,6 +25,9 @@ void backward_input(ContentWalk& walk, const Action& action);
 void backward_weight(ContentWalk& walk, const Action& action);
 void reshard(ContentWalk& walk, const Action& action);
 void decode(ContentWalk& walk, const Action& action);
+void amax(ContentWalk& walk, const Action& action);
+void all_reduce_max(ContentWalk& walk, const Action& action);
+void encode(ContentWalk& walk, const Action& action);
 void cast(ContentWalk& walk, const Action& action);
 void copy(ContentWalk& walk, const Action& action);
 void release(ContentWalk& walk, const Action& action);

@@ -97,8 +97,8 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
 }
 
 constexpr std::array kAllRoles{
-    Role::kParameter, Role::kDecoded, Role::kMaster,     Role::kOptimizer,
-    Role::kGradient,  Role::kScalars, Role::kActivation, Role::kActivationGradient,
+    Role::kParameter, Role::kDecoded,  Role::kCode,    Role::kScales,     Role::kMaster,
+    Role::kOptimizer, Role::kGradient, Role::kScalars, Role::kActivation, Role::kActivationGradient,
     Role::kBatch};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
@@ -238,6 +238,7 @@ class Parser {
     flat.numel = line.number<std::int64_t>("the number of elements");
     flat.trainable = line.accept("trained");
     if (!flat.trainable) line.expect("frozen");
+    if (line.accept("e4m3")) flat.matrices = line.number<int>("the number of matrices");
     if (!line.done()) flat.decoded_numel = line.number<std::int64_t>("the number of elements");
     unit.flats.push_back(std::move(flat));
   }

@@ -173,6 +173,8 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
   require(options.policy.prefetch_host >= 0 && options.policy.prefetch_disk >= 0,
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
+  require(options.scale_units >= 1, ErrorCode::kConfig,
+          "scales are joined by units, 1 or more, not ", options.scale_units);
   check_inputs(layout, options);
   check_pipeline(layout, options);
   Schedule schedule;
@@ -214,6 +216,7 @@ std::span<const PlanPass> plan_passes() {
       PlanPass{"shard", "collectives around what the placement cuts", shard},
       PlanPass{"place", "copies between tiers, and decoding", place},
       PlanPass{"prefetch", "what comes ahead of use, and which uses are joined", prefetch},
+      PlanPass{"codes", "all-gathers of matrices as fp8 codes, and their scales", codes},
       PlanPass{"slots", "memory that contents share", slots},
       PlanPass{"synchronise", "waits between lanes", synchronise}};
   return kPasses;

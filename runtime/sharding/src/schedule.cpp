@@ -41,6 +41,10 @@ std::string_view to_string(Role role) {
       return "parameter";
     case Role::kDecoded:
       return "decoded";
+    case Role::kCode:
+      return "code";
+    case Role::kScales:
+      return "scales";
     case Role::kMaster:
       return "master";
     case Role::kOptimizer:
@@ -81,6 +85,8 @@ std::string_view to_string(BufferKind kind) {
       return "activation-gradient";
     case BufferKind::kBatch:
       return "batch";
+    case BufferKind::kScales:
+      return "scales";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:
@@ -147,6 +153,8 @@ FlatSet Schedule::flats_in(const ScheduleBuffer& buffer, int unit) const {
     const ScheduleFlat& flat = flats[static_cast<std::size_t>(f)];
     if (buffer.role == Role::kDecoded) {
       if (flat.is_quantized()) set.insert(f);
+    } else if (buffer.role == Role::kCode) {
+      if (flat.has_codes()) set.insert(f);
     } else if (buffer.holds_for_layers()) {
       if (flat.format == buffer.format) set.insert(f);
     } else if (flat.trainable && set.empty()) {

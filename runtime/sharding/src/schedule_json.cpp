@@ -126,9 +126,12 @@ std::string to_text(const Json& json) {
       const std::string decoded = flat.contains("decoded_numel")
                                       ? concat(' ', plain(flat.at("decoded_numel")))
                                       : std::string();
+      const std::string matrices = flat.contains("e4m3_matrices")
+                                       ? concat(" e4m3 ", plain(flat.at("e4m3_matrices")))
+                                       : std::string();
       return concat("flat ", word(unit.at("name")), ' ', word(flat.at("name")), ' ',
                     plain(flat.at("format")), ' ', plain(flat.at("numel")), ' ',
-                    flat.at("trained").get<bool>() ? "trained" : "frozen", decoded);
+                    flat.at("trained").get<bool>() ? "trained" : "frozen", matrices, decoded);
     });
   }
   add_lines(text, json, "layers", [&](const Json& layer) {
@@ -201,6 +204,7 @@ Json to_json(const Schedule& schedule) {
                        {"format", to_string(flat.format)},
                        {"numel", flat.numel},
                        {"trained", flat.trainable}});
+      if (flat.has_codes()) flats.back()["e4m3_matrices"] = flat.matrices;
       if (flat.is_quantized()) flats.back()["decoded_numel"] = flat.decoded_numel;
       for (const GradientPart& part : flat.parts) {
         flats.back()["parts"].push_back({{"first_tensor", part.name},

@@ -84,6 +84,7 @@ void write_units(std::ostream& out, const Schedule& schedule) {
       flats.push_back({"flat", quote_name(unit.name), quote_name(flat.name),
                        std::string(to_string(flat.format)), concat(flat.numel),
                        flat.trainable ? "trained" : "frozen"});
+      if (flat.has_codes()) flats.back().push_back(concat("e4m3 ", flat.matrices));
       if (flat.is_quantized()) flats.back().push_back(concat(flat.decoded_numel));
     }
   }

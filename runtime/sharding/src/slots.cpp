@@ -112,6 +112,7 @@ std::string slot_name(const RingKey& ring, std::size_t index, DType parameter_dt
   const std::string_view host = ring.tier == Tier::kHost ? "@host" : "";
   switch (ring.kind) {
     case BufferKind::kShardSlot:
+      if (ring.role == Role::kCode) return concat("cs", index);
       return concat(quantized ? "qs" : "s", other, index);
     case BufferKind::kStagingSlot:
       return concat(quantized ? "qd" : "d", other, index);
@@ -134,6 +135,7 @@ std::string slot_name(const RingKey& ring, std::size_t index, DType parameter_dt
     default:
       return concat(quantized                       ? 'q'
                     : ring.role == Role::kDecoded   ? 'w'
+                    : ring.role == Role::kCode      ? 'c'
                     : ring.role == Role::kParameter ? 'p'
                                                     : 'g',
                     other, index);
@@ -266,9 +268,11 @@ void Slots::take_turns(const RingKey& ring, std::vector<Occupation> contents) {
   const StepPolicy& policy = schedule_.policy;
   const bool is_message =
       ring.kind == BufferKind::kSendSlot || ring.kind == BufferKind::kReceiveSlot;
-  const int depth = is_message ? schedule_.pipeline.prefetch
-                    : of_disk  ? policy.prefetch_disk
-                               : policy.prefetch_host;
+  // Codes are made and gathered on one lane.
+  const int depth = ring.role == Role::kCode ? 0
+                    : is_message             ? schedule_.pipeline.prefetch
+                    : of_disk                ? policy.prefetch_disk
+                                             : policy.prefetch_host;
   auto count = static_cast<std::size_t>(depth) + 1;
   if (is_message) {
     count = take_longest_free(contents, std::min(contents.size(), count));

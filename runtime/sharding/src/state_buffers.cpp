@@ -98,7 +98,8 @@ std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateO
            .trainable = flat.trainable,
            .format = flat.quantized ? DType::kUInt8 : flat.dtype.value_or(parameter_dtype),
            .numel = flat.padded_numel,
-           .decoded_numel = flat.decoded_numel});
+           .decoded_numel = flat.decoded_numel,
+           .matrices = flat.fp8 ? static_cast<int>(flat.tensors.size()) : 0});
     }
   }
   set_ranks(units, layout, options);

@@ -30,7 +30,8 @@ BufferPool::BufferPool(std::span<const Schedule* const> schedules, Memory& memor
   for (const auto& [name, buffer] : largest) {
     Tensor tensor = Tensor::empty(memory, Shape{buffer->numel}, buffer->format,
                                   category_of(*buffer), name, buffer->tier);
-    if (!buffer->is_slot()) kernels_for(memory.device()).fill({.dst = tensor}, stream);  // padding
+    const bool has_padding = !buffer->is_slot() && buffer->role != Role::kScales;
+    if (has_padding) kernels_for(memory.device()).fill({.dst = tensor}, stream);
     buffers_.emplace(name, std::move(tensor));
   }
 }

@@ -5,6 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/sharding/scales.h"
 #include "validation.h"
 
 namespace tessera {
@@ -22,6 +23,7 @@ class FormCheck {
   // Each part relies on the ones before.
   void run() {
     check_model(s_, violations_);
+    if (good()) scales_ = ScaleTable(s_);
     if (good()) check_buffers();
     if (!good()) return;
     for (std::size_t i = 0; i < s_.actions.size(); ++i) check_action(static_cast<int>(i));
@@ -138,7 +140,8 @@ class FormCheck {
     const bool activation = buffer.is_activation();
     const bool of_layer = input || activation;
     const bool batch = buffer.kind == BufferKind::kBatch;
-    const bool of_no_unit = of_layer || scalar || batch || buffer.is_slot();
+    const bool scales = buffer.kind == BufferKind::kScales;
+    const bool of_no_unit = of_layer || scalar || batch || scales || buffer.is_slot();
     if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
           to_string(buffer.role));
@@ -183,9 +186,12 @@ class FormCheck {
         return role == Role::kActivationGradient;
       case BufferKind::kBatch:
         return role == Role::kBatch;
+      case BufferKind::kScales:
+        return role == Role::kScales;
       case BufferKind::kWholeSlot:
-        return read || gradient || role == Role::kDecoded;
+        return read || gradient || role == Role::kDecoded || role == Role::kCode;
       case BufferKind::kShardSlot:
+        return read || role == Role::kCode;
       case BufferKind::kStagingSlot:
         return read;
       case BufferKind::kUpdateSlot:
@@ -206,6 +212,16 @@ class FormCheck {
     if (buffer.persistent) add(buffer.name, " belongs to no unit and cannot persist");
     if (buffer.kind == BufferKind::kStateSlot && buffer.tier != Tier::kHost) {
       add(buffer.name, " must be in the host's memory");
+    }
+    if (buffer.kind == BufferKind::kScales) {
+      const int group = scales_.group_in(s_, static_cast<int>(&buffer - s_.buffers.data()));
+      if (group < 0) {
+        add(buffer.name, " is for scales of no units");
+      } else if (buffer.numel != scales_.groups()[static_cast<std::size_t>(group)].numel ||
+                 buffer.format != DType::kInt32 || buffer.tier != Tier::kDevice) {
+        add(buffer.name, " must hold ", scales_.groups()[static_cast<std::size_t>(group)].numel,
+            " int32 on the device");
+      }
     }
     if (!buffer.sharded.empty() && !buffer.keeps_places()) {
       add(buffer.name, " belongs to no unit and cannot be sharded over ",
@@ -328,8 +344,8 @@ class FormCheck {
     const Role role = s_.role(operand.buffer);
     const bool activation = s_.buffer(operand).is_activation();
     const bool batch = role == Role::kBatch;
-    if (activation || batch || role == Role::kScalars || role == Role::kActivation ||
-        role == Role::kActivationGradient) {
+    if (activation || batch || role == Role::kScalars || role == Role::kScales ||
+        role == Role::kActivation || role == Role::kActivationGradient) {
       if ((activation && !operation.is_pass && !operation.moves_activations) ||
           (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");
@@ -420,6 +436,7 @@ class FormCheck {
   const Schedule& s_;
   std::vector<Violation>& violations_;
   const std::size_t before_;
+  ScaleTable scales_{Schedule()};
   std::set<std::tuple<int, int, Role, Tier>> state_;        ///< of flat parameters
   std::set<std::tuple<BufferKind, int, int>> activations_;  ///< of layers and micro-steps
 };

@@ -47,6 +47,7 @@ class ModelCheck {
         add("the placement names axis ", row.name, ", which has size 1");
       }
     }
+    if (s_.scale_units < 1) add("scales of ", s_.scale_units, " units are joined by one message");
     if (s_.micro_steps < 1) add("there are ", s_.micro_steps, " micro-steps");
   }
 
@@ -119,6 +120,9 @@ class ModelCheck {
         }
         if (flat.is_quantized() && flat.trainable) {
           add("unit ", unit.name, " trains ", flat.name, ", which is quantised");
+        }
+        if (flat.matrices < 0 || (flat.has_codes() && flat.is_quantized())) {
+          add("unit ", unit.name, " has ", flat.name, " of ", flat.matrices, " matrices in fp8");
         }
         if (flat.numel > 0 && flat.numel % parts == 0) continue;
         add("unit ", unit.name, " has ", flat.numel, " elements, which cannot be cut into ", parts,

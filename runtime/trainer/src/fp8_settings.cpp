@@ -6,6 +6,7 @@
 
 #include "setting_rows.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/scales.h"
 
 namespace tessera {
 
@@ -14,6 +15,9 @@ constexpr auto choices_of(Fp8Recipe) { return std::array{Fp8Recipe::kCurrent}; }
 constexpr auto choices_of(Fp8Formats) { return std::array{Fp8Formats::kHybrid, Fp8Formats::kE4M3}; }
 constexpr auto choices_of(Fp8Scales) {
   return std::array{Fp8Scales::kPowerOfTwo, Fp8Scales::kExact};
+}
+constexpr auto choices_of(GatherFormat) {
+  return std::array{GatherFormat::kE4M3, GatherFormat::kBf16};
 }
 static void parse_into(std::string_view text, Fp8ProductSet& products) {
   products = parse_fp8_products(text);
@@ -32,8 +36,8 @@ void check_blocks(const json& value) { parse_fp8_bf16_blocks(value.get<std::stri
 
 /// A row that is absent in another precision, unless it has another value than usual.
 template <auto... members>
-Row fp8_row(const char* name, const char* help, void (*check)(const json&) = nullptr) {
-  Row row = bound<&O::fp8, members...>(name, help, {.check = check});
+Row fp8_row(const char* name, const char* help, Setting more = {}) {
+  Row row = bound<&O::fp8, members...>(name, help, std::move(more));
   row.read = [read = row.read, usual = row.setting.fallback](const O& o) -> json {
     json value = read(o);
     if (!o.fp8.enabled && value == usual) value = nullptr;
@@ -80,11 +84,19 @@ std::vector<Row> fp8_rows() {
               "fp8_products",
               "products that take fp8, some of forward,input-gradient,weight-gradient; the others "
               "take bf16 [all]",
-              check_products),
+              {.check = check_products}),
           fp8_row<&Fp8Options::bf16_blocks>(
               "fp8_bf16_blocks",
               "first and last blocks that stay in bf16, like 1,1 for one at each end [0,0]",
-              check_blocks),
+              {.check = check_blocks}),
+          fp8_row<&Fp8Options::gather_format>(
+              "gather_format",
+              "how matrices of products in fp8 travel to ranks that have them in shards: e4m3 (as "
+              "codes, half the bytes, with the same bits) or bf16 [e4m3]"),
+          fp8_row<&Fp8Options::scale_units>(
+              "fp8_scale_units",
+              "units whose scales are joined by one message, with codes that travel [8]",
+              {.minimum = 1}),
       });
 }
 
@@ -104,7 +116,7 @@ void check_fp8(const TrainerOptions& options) {
   for (const Row& row : fp8_rows()) {
     const json value = row.read(options);
     require(value.is_null(), ErrorCode::kConfig, row.setting.name, " is ",
-            value.is_string() ? value.get<std::string>() : "", ", but precision is ",
+            value.is_string() ? value.get<std::string>() : value.dump(), ", but precision is ",
             to_string(options.precision),
             ", which has no products in fp8; use `precision` fp8, or "
             "leave `",
@@ -152,6 +164,37 @@ std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLay
                            "`micro_batch`, or use `precision` bf16"));
   }
   return notes;
+}
+
+std::string gather_note(const TrainerOptions& options, const StepPlan& step) {
+  if (!options.fp8.enabled || options.fp8.gather_format != GatherFormat::kE4M3) return "";
+  std::size_t in_codes = 0, in_shards = 0;  // units, or flat parameters of them
+  for (const Schedule& schedule : step.ranks) {
+    in_codes += ScaleTable(schedule).entries().size();
+    for (const ScheduleUnit& unit : schedule.units) {
+      if (!schedule.is_here(unit) || unit.mirrors >= 0) continue;
+      in_shards +=
+          static_cast<std::size_t>(std::ranges::count_if(unit.flats, [&](const ScheduleFlat& flat) {
+            return flat.has_codes() && !schedule.axes_of(flat).empty();
+          }));
+    }
+  }
+  const bool is_cut = !step.ranks.front().placement.parameter.empty();
+  if (!reads_codes_only(options.fp8) && is_cut) {
+    return concat(
+        "matrices in fp8 are gathered in bf16, not as `gather_format` e4m3: with "
+        "`fp8_products` ",
+        to_string(options.fp8.products), ", layers read them in bf16 as well");
+  }
+  if (in_shards == 0) return "";
+  std::string note =
+      concat("matrices in fp8 of ", in_codes, " units are gathered as codes, scales of ",
+             options.fp8.scale_units, " units by one message");
+  if (in_codes < in_shards) {
+    note += concat("; those of ", in_shards - in_codes,
+                   " units, whose parameters come from the host, are gathered in bf16");
+  }
+  return note;
 }
 
 }  // namespace tessera

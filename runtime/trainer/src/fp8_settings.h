@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera {
@@ -16,5 +17,8 @@ void check_fp8(const TrainerOptions& options);
 /// activations; 0: not known. Throws Error{kConfig} if nothing of the model is in fp8.
 std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLayout& layout,
                                    std::int64_t rows);
+
+/// How matrices in fp8 travel in a step, where they are in shards; "": nothing is to be said.
+std::string gather_note(const TrainerOptions& options, const StepPlan& step);
 
 }  // namespace tessera

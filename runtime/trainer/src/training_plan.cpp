@@ -193,9 +193,11 @@ static bool needs_norm(const TrainerOptions& options) {
 }
 
 ModelLayout make_layout(const Model& model, const TrainerOptions& options) {
-  return make_layout(model, options.wrap, flat_parts(mesh_of(options)),
-                     flat_alignment(optimizer_tensors(options.optimizer)),
-                     options.pipeline.tied_apart.value_or(options.pipeline.stages() > 1));
+  const int parts = flat_parts(mesh_of(options));
+  const std::int64_t alignment = flat_alignment(optimizer_tensors(options.optimizer));
+  const bool tied_apart = options.pipeline.tied_apart.value_or(options.pipeline.stages() > 1);
+  return with_fp8_apart(make_layout(model, options.wrap, parts, alignment, tied_apart), options.fp8,
+                        parts, alignment);
 }
 
 /// Without the sizes of inputs.
@@ -223,6 +225,8 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .accumulate_unsharded = options.accumulate_unsharded,
           .policy = options.policy,
           .overlap_optimizer = options.overlap_steps.value_or(false),
+          .gather_codes = options.fp8.enabled && options.fp8.gather_format == GatherFormat::kE4M3,
+          .scale_units = options.fp8.scale_units,
           .updates_wait_for_norm = needs_norm(options),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
           .offload_optimizer = options.offload_optimizer.host,
@@ -341,6 +345,9 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
                     std::back_inserter(result.notes));
   result.step = plan_step(result.layout, plan_options(result.options, inputs, result.layout));
   require_valid(result.step);
+  if (std::string note = gather_note(result.options, result.step); !note.empty()) {
+    result.notes.push_back(std::move(note));
+  }
   result.snapshot = with_snapshot(result.step, result.options.optimizer.stochastic_rounding);
   require_valid(result.snapshot);
   const GivenSamples given(source);

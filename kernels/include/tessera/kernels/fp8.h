@@ -105,6 +105,12 @@ struct AmaxArgs {
   TensorView amax{};  // (1); int32: the word of an fp32 number
 };
 
+/// words = by column, the largest of the rows' words, as unsigned numbers: those of amax.
+struct MaxWordsArgs {
+  TensorView rows{};   // (rows, columns); int32
+  TensorView words{};  // (columns); int32
+};
+
 /// codes = x * scale in the format, the scale being that of amax.
 struct Fp8EncodeArgs {
   TensorView x{};      // (n); fp32, bf16 or fp16

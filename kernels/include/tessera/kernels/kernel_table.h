@@ -69,6 +69,7 @@ struct KernelTable {
   KernelFunction<DequantizeArgs> dequantize;
   KernelFunction<FillNormalArgs> fill_normal;
   KernelFunction<AmaxArgs> amax;
+  KernelFunction<MaxWordsArgs> max_words;
   KernelFunction<Fp8EncodeArgs> fp8_encode;
   KernelFunction<Fp8DecodeArgs> fp8_decode;
 

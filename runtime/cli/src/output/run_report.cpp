@@ -297,6 +297,7 @@ std::string describe_shape(const Schedule& schedule) {
   return counted(size(schedule.actions), "action") + " per step (" + kinds + "); " +
          counted(std::ranges::count(schedule.units, -1, &ScheduleUnit::mirrors), "unit") + ", " +
          counted(slots(Role::kParameter), "parameter slot") + ", " +
+         (slots(Role::kCode) > 0 ? counted(slots(Role::kCode), "code slot") + ", " : "") +
          counted(slots(Role::kGradient), "gradient slot");
 }
 

@@ -75,7 +75,7 @@ struct Fp8Products {
 /// sharding engine has put it for now. The engine re-points the views between forward and backward,
 /// so operations keep the address of this struct and read the views when they run.
 struct Parameter {
-  TensorView value;
+  TensorView value;     ///< without data where `codes` are there in its place
   TensorView gradient;  ///< empty when frozen or when nothing is recorded
   /// Later writes of this micro-step add to it. In Tape::backward_input(): whether it will have
   /// been written by another layer when backward_weights() runs.
@@ -86,6 +86,9 @@ struct Parameter {
   /// must stay zeros (ParameterSpec::row_multiple).
   std::int64_t padded_rows = 0;
   Fp8Products fp8{};  ///< of the matrix of a linear layer, which is bf16 then
+  /// Such a matrix in E4M3, and the word of its largest magnitude, which its scale is made of;
+  /// empty where `value` has it. Forward and the gradient of the input take products in fp8 then.
+  TensorView codes{}, amax{};
 };
 
 }  // namespace tessera

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/sharding/layout.h"
+#include "tessera/sharding/scales.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/sharding/validate.h"
 
@@ -32,10 +34,12 @@ struct Content {
   int unit = -1;
   FlatSet flats{};    ///< of the unit
   AxisSet sharded{};  ///< the rank has one part along these axes
-  AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken
+  AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken; scales: the
+                      ///< maximum
   int version = 0;    ///< of training state: optimizer steps taken
   int origin = -1;    ///< of state in a slot: the buffer on disk that it is of
-  int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of an
+  int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of
+                      ///< scales: flat parameters, see ScaleTable; of an
                       ///< input on the host: the activation that it is of; of a message of an
                       ///< activation or its gradient: the layer, and `end` is the micro-step
   int end = 0;
@@ -63,6 +67,7 @@ class ContentWalk {
   const ShardNesting& nesting() const { return nesting_; }
   AxisSet gradient_axes() const { return nesting_.gradient_axes(); }
   GradientSums* sums() { return sums_; }
+  const ScaleTable& scales() const { return scales_; }
 
   /// Records a violation of the current action unless `holds`. Returns `holds`. Functions
   /// among `what` are called for their results, so that texts are made only if they are needed.
@@ -137,6 +142,7 @@ class ContentWalk {
     }
   }
   void report(std::string what);
+  std::size_t require_scales_of(const Action& action, const Content& codes, std::set<int>& known);
   void touch(const Operand& operand);
   void require_all_touched();
   void finish();
@@ -144,6 +150,7 @@ class ContentWalk {
 
   const Schedule& schedule_;
   ShardNesting nesting_;
+  ScaleTable scales_;
   std::vector<Violation>& violations_;
   GradientSums* sums_;
   /// Facts of a flat parameter.

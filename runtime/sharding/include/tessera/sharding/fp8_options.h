@@ -32,6 +32,12 @@ struct Fp8Bf16Blocks {
   bool operator==(const Fp8Bf16Blocks&) const = default;
 };
 
+/// The format in which matrices of products in fp8 travel between ranks.
+enum class GatherFormat : std::uint8_t {
+  kE4M3,  ///< as codes, where layers read nothing else of them
+  kBf16,  ///< as other parameters; each rank rounds the whole matrix
+};
+
 /// Training in fp8: products of the blocks' matrices take operands in fp8, everything else is in
 /// bf16. Blocks are the layers with parameters of which ParameterSpec::fp8 is set.
 struct Fp8Options {
@@ -41,12 +47,28 @@ struct Fp8Options {
   Fp8Scales scales = Fp8Scales::kPowerOfTwo;
   Fp8ProductSet products{};
   Fp8Bf16Blocks bf16_blocks{};
+  GatherFormat gather_format = GatherFormat::kE4M3;
+  /// Units whose scales are joined by one message.
+  int scale_units = 8;
   bool operator==(const Fp8Options&) const = default;
 };
 
 /// By layer, what its matrices with ParameterSpec::fp8 take in fp8.
 std::vector<Fp8Products> fp8_products(const ModelLayout& layout, const Fp8Options& options);
 
+/// Whether codes are all that layers read of matrices in fp8.
+constexpr bool reads_codes_only(const Fp8Options& options) {
+  return options.enabled && options.products.forward && options.products.input_gradient;
+}
+
+/// The layout with matrices that layers can read in E4M3 in flat parameters of their own,
+/// "parameter-e4m3" behind "parameter": their codes can be gathered while biases and norms stay in
+/// bf16. Of options with which codes are not all that layers read, the same layout. `parts` and
+/// `alignment` are those of make_layout().
+ModelLayout with_fp8_apart(ModelLayout layout, const Fp8Options& options, int parts,
+                           std::int64_t alignment = kFlatAlignment);
+
+std::string_view to_string(GatherFormat format);
 std::string_view to_string(Fp8Recipe recipe);
 std::string_view to_string(Fp8Formats formats);
 std::string_view to_string(Fp8Scales scales);

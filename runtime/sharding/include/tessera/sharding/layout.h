@@ -50,6 +50,7 @@ struct FlatParameter {
   bool trainable = true;
   bool quantized = false;
   std::optional<DType> dtype{};  ///< that its elements are kept in; unset: the run's
+  bool fp8 = false;              ///< matrices that layers can read in E4M3; see with_fp8_apart()
   std::vector<FlatTensor> tensors;
   std::int64_t numel = 0;          ///< up to the end of the last tensor and of the zeros behind it
   std::int64_t padded_numel = 0;   ///< multiple of parts * alignment; 0 if no tensors

@@ -40,6 +40,9 @@ Schedule place(Schedule schedule);
 /// Issues what brings parameters and inputs ahead of use, by the depths of the policy, and joins
 /// uses of a unit between which it would be pointless to release its parameters.
 Schedule prefetch(Schedule schedule);
+/// Gathers matrices that layers can read in E4M3 as codes: the largest magnitudes of ranks' shards,
+/// joined over ranks in groups of units before the first use, make the scales.
+Schedule codes(Schedule schedule);
 /// Gives contents, each of which has a buffer of its own until here, the slots of rings.
 Schedule slots(Schedule schedule);
 /// Waits that actions' operands demand, whatever waits there were: two accesses to a buffer of

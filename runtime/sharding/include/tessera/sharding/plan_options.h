@@ -88,6 +88,10 @@ struct PlanOptions {
   /// Optimizer steps have a lane of their own, beside the next step's forward; else they run on the
   /// compute lane. Those on the host always have.
   bool overlap_optimizer = false;
+  /// Matrices that layers can read in E4M3 (FlatParameter::fp8) are gathered as codes in training,
+  /// where they are cut and on the device.
+  bool gather_codes = false;
+  int scale_units = 8;  ///< units whose scales are joined by one message
   /// Optimizer steps begin when the results are there, the gradient norm among them, which clipping
   /// and loss scaling need. If not, when their own gradient is summed: ranks of a pipeline whose
   /// passes are over do not wait for the others' gradients.

@@ -69,6 +69,8 @@ constexpr bool is_copying(Lane lane) {
 enum class Role : std::uint8_t {
   kParameter,   ///< a unit's flat parameter as it is kept; in a slot: one or more of the unit's
   kDecoded,     ///< a quantised flat parameter as layers read it: in slots alone
+  kCode,        ///< a flat parameter of matrices in E4M3: in slots alone
+  kScales,      ///< largest magnitudes of matrices, which the scales of codes are made of
   kMaster,      ///< fp32 master weights of a trainable flat parameter
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
   kGradient,    ///< a unit's gradient
@@ -89,6 +91,7 @@ enum class BufferKind : std::uint8_t {
   kActivation,  ///< of a layer and micro-step: what its forward leaves
   kActivationGradient,  ///< the gradient of that
   kBatch,               ///< of a micro-step: there before the step's first action, and stays
+  kScales,              ///< of a group of units; see ScaleTable
   kTokens,              ///< scalar: how many targets count
   kLoss,                ///< scalar: exact sum of the losses
   kNorm,                ///< scalar: exact sum of squared gradients
@@ -111,6 +114,7 @@ inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kActivation,
                                             BufferKind::kActivationGradient,
                                             BufferKind::kBatch,
+                                            BufferKind::kScales,
                                             BufferKind::kTokens,
                                             BufferKind::kLoss,
                                             BufferKind::kNorm,
@@ -156,7 +160,7 @@ struct ScheduleBuffer {
   }
   /// True of a slot on parameters' way to layers.
   bool holds_for_layers() const {
-    return role == Role::kParameter &&
+    return (role == Role::kParameter || role == Role::kCode) &&
            (kind == BufferKind::kWholeSlot || kind == BufferKind::kShardSlot ||
             kind == BufferKind::kStagingSlot);
   }
@@ -252,9 +256,11 @@ struct ScheduleFlat {
   DType format = DType::kFloat32;  ///< in which it is kept and gathered; of a quantised one bytes
   std::int64_t numel = 0;          ///< padded
   std::int64_t decoded_numel = 0;  ///< of a quantised one: elements that layers read
+  int matrices = 0;                ///< that layers can read in E4M3; 0: they read the elements
   std::vector<GradientPart> parts{};  ///< of a trainable one
 
   bool is_quantized() const { return decoded_numel > 0; }
+  bool has_codes() const { return matrices > 0; }
   bool operator==(const ScheduleFlat&) const = default;
 };
 
