@@ -172,7 +172,7 @@ void check_labels(const GptConfig& config) {
   const std::set<std::string_view> names(labels.begin(), labels.end());
   require(names.size() == labels.size() && !names.contains(""), ErrorCode::kConfig,
           "model: a label is empty or there twice; give each class a name of its own");
-  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+  require(!config.adapter.is_prompt(), ErrorCode::kConfig,
           "a tuned prompt is for models that write text; classify with `lora` or ia3 adapters, or "
           "train the whole model");
 }
@@ -202,7 +202,7 @@ void check_encoder(const GptConfig& config) {
           " tells masked tokens by its embedding alone (tie_word_embeddings, tie_embedding)");
   require(config.base_format == WeightFormat::kNone, ErrorCode::kConfig,
           "a quantised base is for decoders; leave out `base_format` for a ", name);
-  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+  require(!config.adapter.is_prompt(), ErrorCode::kConfig,
           "a tuned prompt is for models that write text; train a ", name,
           " with `lora` or ia3 adapters, or as a whole");
 }

@@ -236,6 +236,42 @@ TEST_F(AdaptersOnTheCommandLine, OfIa3AreTrainedWrittenReadAndMerged) {
   EXPECT_THAT(planned.out, HasSubstr("trained, zero1"));
 }
 
+// The folder has what the encoder makes, a checkpoint the encoder.
+TEST_F(AdaptersOnTheCommandLine, OfPTuningAreTrainedWrittenAndRead) {
+  const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
+  ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);
+  const auto with_encoder = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--init", base, "--p-tuning", "tokens=5,hidden=24",
+                               "--learning-rate", "0.01", "--strategy", "full_shard"});
+    return more;
+  };
+  const ProgramResult tuned =
+      train(with_encoder({"--export", adapter, "--save", saved, "--log", path("log")}));
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+  const json summary = read_log("log").back();
+  EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
+  EXPECT_EQ(summary["sent_bytes"]["predicted"], summary["sent_bytes"]["counted"]);
+  const std::string expected = loss_of({"--init", saved});
+  EXPECT_NE(expected, loss_of({"--init", base}));
+  const std::vector<std::string> read{"--init", base, "--adapter", adapter};
+  EXPECT_NEAR(std::stod(loss_of(read)), std::stod(expected), 1e-6 * std::stod(expected));
+  ASSERT_EQ(run({"checkpoint", "convert", saved, path("converted")}).exit_code, 0);
+  EXPECT_EQ(loss_of({"--init", base, "--adapter", path("converted")}), loss_of(read));
+  const ProgramResult resumed = train(with_encoder({"--resume", saved}), "5");
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto text = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"generate", "--no-default-config", "--prompt", "ab", "--tokens",
+                                 "8", "--temperature", "0"});
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(text({"--init", saved, "--ranks", "2"}), text(read));
+  const ProgramResult further = train(read);
+  EXPECT_EQ(further.exit_code, 2);
+  EXPECT_THAT(further.err, HasSubstr("has the prompt that the encoder of P-tuning made"));
+}
+
 TEST_F(AdaptersOnTheCommandLine, SayWhatIsMissing) {
   const auto refused = [&](std::vector<std::string> words) {
     const ProgramResult result = train(std::move(words));

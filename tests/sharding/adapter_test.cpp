@@ -18,6 +18,8 @@ const AdapterConfig kDora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dora = t
 const AdapterConfig kIa3{.kind = Ia3Options{.feedforward_pattern = ".*(down|o|mlp.c)_proj"},
                          .target_pattern = "all-linear"};
 
+const AdapterConfig kEncoder{.kind = PromptEncoderOptions{.tokens = 3, .hidden = 5}};
+
 bool is_valid(const SmallRun& run) {
   try {
     check(placement_of(run));
@@ -79,7 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
                     AdapterCase{"gpt2_bf16_dora", kDora, GptFamily::kGpt2, DType::kBFloat16},
                     AdapterCase{"llama_fp32_dora", kDora, GptFamily::kLlama, DType::kFloat32},
                     AdapterCase{"gpt2_bf16_ia3", kIa3, GptFamily::kGpt2, DType::kBFloat16},
-                    AdapterCase{"llama_fp32_ia3", kIa3, GptFamily::kLlama, DType::kFloat32}),
+                    AdapterCase{"llama_fp32_ia3", kIa3, GptFamily::kLlama, DType::kFloat32},
+                    AdapterCase{"gpt2_fp32_encoder", kEncoder, GptFamily::kGpt2, DType::kFloat32},
+                    AdapterCase{"llama_bf16_encoder", kEncoder, GptFamily::kLlama,
+                                DType::kBFloat16}),
     [](const auto& test) { return test.param.name; });
 
 /// Padded elements of all units.

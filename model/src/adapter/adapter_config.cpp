@@ -17,8 +17,8 @@ using adapter::Kind;
 using nlohmann::json;
 
 /// In the order of AdapterConfig::kind.
-constexpr std::array<const Kind*, 3> kKinds{&adapter::kLora, &adapter::kIa3,
-                                            &adapter::kPromptTuning};
+constexpr std::array<const Kind*, 4> kKinds{&adapter::kLora, &adapter::kIa3,
+                                            &adapter::kPromptTuning, &adapter::kPTuning};
 
 std::string list_of(std::string_view AdapterKind::*member) {
   std::string all;
@@ -130,8 +130,9 @@ std::string to_adapter_json(const AdapterConfig& adapter, const GptConfig& confi
     saved.emplace_back(head);
     std::ranges::sort(saved);
   }
+  const PromptEncoderOptions* const encoder = adapter.prompt_encoder();
   object.update(json{{"base_model_name_or_path", base.empty() ? json() : json(base)},
-                     {"inference_mode", true},
+                     {"inference_mode", encoder == nullptr || encoder->encoded},
                      {"modules_to_save", adapter::list_or_null(saved)},
                      {"peft_type", kind.shown.peft_type},
                      {"revision", nullptr},

@@ -77,6 +77,14 @@ struct AdapterTensor {
   Part part;              ///< its shape alone
 };
 
+/// `config` as the file of its adapter has it: of a prompt's encoder what it makes.
+GptConfig as_stored(GptConfig config) {
+  if (auto* const encoder = std::get_if<PromptEncoderOptions>(&config.adapter.kind)) {
+    encoder->encoded = true;
+  }
+  return config;
+}
+
 /// All that is trained, in order of our parameters and their rows.
 std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
   std::vector<AdapterTensor> tensors;
@@ -207,7 +215,10 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
           "prompt that PEFT has begun");
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
-  files->format += concat(", with new ", adapter::row_of(adapter).described(adapter));
+  if (auto* const encoder = std::get_if<PromptEncoderOptions>(&files->config.adapter.kind)) {
+    encoder->encoded = false;  // of a file for inference, from which a new one begins
+  }
+  files->format += concat(", with new ", adapter::row_of(adapter).described(files->config.adapter));
   derive(*files, base, true);
   add_fresh(*files);
   return PretrainedGpt(std::move(files));
@@ -233,18 +244,20 @@ PretrainedGpt open_adapter(const PretrainedGpt& given, const std::string& path) 
   if (!has_adapter_weights(path)) return with_adapter(base, adapter);
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
-  files->format +=
-      concat(", with ", adapter::row_of(adapter).described(adapter), " from '", path, "'");
+  files->config = as_stored(files->config);
+  files->format += concat(", with ", adapter::row_of(adapter).described(files->config.adapter),
+                          " from '", path, "'");
   add_weights(*files, (fs::path(path) / kWeightsFile).string());
   derive(*files, base, false);
   return PretrainedGpt(std::move(files));
 }
 
-PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
+PretrainedWriter write_adapter(const std::string& path, const GptConfig& trained,
                                const std::string& base, const CompanionFiles& files,
                                Storage& storage) {
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
+  const GptConfig config = as_stored(trained);
   std::vector<AdapterTensor> tensors = adapter_tensors(config);
   std::vector<SafetensorsEntry> entries;
   std::ranges::stable_sort(tensors, {}, &AdapterTensor::name);  // as PEFT's own files have them
@@ -272,6 +285,7 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
     spec.trainable ? void(target.places.at(spec.name).shape = spec.shape)
                    : void(target.left_out.insert(spec.name));
   }
+  if (gpt::PromptFold::folds(trained)) target.fold = std::make_unique<gpt::PromptFold>(trained);
   PretrainedWriter writer(std::move(made));
   storage.remove(target.temporary);
   storage.make_folder(target.temporary);
@@ -348,7 +362,7 @@ const ParameterSpec* matrix_of(const ParameterSpec& spec,
 }  // namespace
 
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
-  require(adapted.config().adapter.prompt() == nullptr, ErrorCode::kConfig, "'", adapted.path(),
+  require(!adapted.config().adapter.is_prompt(), ErrorCode::kConfig, "'", adapted.path(),
           "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
           "folder and give it with `adapter`");
   GptConfig plain = adapted.config();

@@ -66,10 +66,21 @@ struct PromptOptions {
   friend bool operator==(const PromptOptions&, const PromptOptions&) = default;
 };
 
+/// A prompt that an MLP of three layers with ReLU makes of trained rows (P-tuning, Liu et al. 2021;
+/// PEFT's PromptEncoder): it stands in front of each sequence as a PromptOptions' does.
+struct PromptEncoderOptions {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;  ///< outputs of the first two layers; 0: the model's width
+  /// The encoder's output alone, as PEFT keeps it for inference: nothing of the encoder is there.
+  bool encoded = false;
+
+  friend bool operator==(const PromptEncoderOptions&, const PromptEncoderOptions&) = default;
+};
+
 /// The adapters that are trained instead of a model's own parameters, which are frozen but for
 /// those of `saved_modules`. The names of modules and the rules by which they match are PEFT's.
 struct AdapterConfig {
-  std::variant<std::monostate, LoraOptions, Ia3Options, PromptOptions> kind{};
+  std::variant<std::monostate, LoraOptions, Ia3Options, PromptOptions, PromptEncoderOptions> kind{};
   /// Module names, or ends of their paths, such as "q_proj" or "layers.3.mlp.up_proj". A prompt
   /// has none.
   std::vector<std::string> targets{};
@@ -83,8 +94,17 @@ struct AdapterConfig {
   const LoraOptions* lora() const { return std::get_if<LoraOptions>(&kind); }
   const Ia3Options* ia3() const { return std::get_if<Ia3Options>(&kind); }
   const PromptOptions* prompt() const { return std::get_if<PromptOptions>(&kind); }
+  const PromptEncoderOptions* prompt_encoder() const {
+    return std::get_if<PromptEncoderOptions>(&kind);
+  }
   /// Rows in front of each sequence.
-  std::int64_t prompt_tokens() const { return prompt() != nullptr ? prompt()->tokens : 0; }
+  std::int64_t prompt_tokens() const {
+    return prompt() != nullptr           ? prompt()->tokens
+           : prompt_encoder() != nullptr ? prompt_encoder()->tokens
+                                         : 0;
+  }
+  /// Whether it stands in front of sequences, and adapts no module.
+  bool is_prompt() const { return prompt() != nullptr || prompt_encoder() != nullptr; }
 
   friend bool operator==(const AdapterConfig&, const AdapterConfig&) = default;
 };
@@ -118,6 +138,8 @@ AdapterConfig parse_adapter_json(std::string_view text, const std::string& path,
 
 /// The parameter of a tuned prompt, (prompt tokens, width).
 inline constexpr std::string_view kPromptParameter = "prompt_embeddings";
+/// Begins the names of the parameters of what makes a prompt.
+inline constexpr std::string_view kPromptEncoder = "prompt_encoder.";
 /// Whether a parameter belongs to adapters or is a prompt.
 bool is_adapter_parameter(std::string_view name);
 

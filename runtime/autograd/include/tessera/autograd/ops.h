@@ -168,6 +168,12 @@ Value add_row(Tape& tape, Value y, Parameter& table, std::int64_t row);
 /// prompt alone has a gradient (prompt tuning: Lester et al. 2021).
 Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
                          const Parameter* wpe, Parameter& prompt, float scale = 1.0F);
+/// prompted_embedding() with a prompt that other operations have made (P-tuning: Liu et al. 2021).
+Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
+                         const Parameter* wpe, const Value& prompt, float scale = 1.0F);
+
+/// A copy of a parameter, through which its gradient flows.
+Value value_of(Tape& tape, Parameter& parameter);
 
 /// x (B, T, C) without the first `count` rows of each sequence: (B, T - count, C).
 Value without_first(Tape& tape, const Value& x, std::int64_t count);
