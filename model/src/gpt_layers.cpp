@@ -29,7 +29,8 @@ class Embedding : public CachingLayer {
           matrix("wpe.weight", config.context_length, config.width, kInitialStddev));
     }
     freeze(config, parameters_);
-    if (config.adapter.is_prompt()) {
+    prefix_ = config.adapter.prefix_tokens();
+    if (config.adapter.prompt_rows() > 0) {
       own_ = parameters_.size();
       for (ParameterSpec& spec : prompt_parameters(config)) parameters_.push_back(std::move(spec));
     }
@@ -52,10 +53,10 @@ class Embedding : public CachingLayer {
     if (has_prompt() && pass != nullptr && pass->first > 0) {
       return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
     }
+    require(!inputs.starts || (!has_prompt() && prefix_ == 0), ErrorCode::kConfig,
+            "a tuned prompt stands in front of a sequence, not of each document of a packed "
+            "sample; leave out `packing`");
     if (has_prompt()) {
-      require(!inputs.starts, ErrorCode::kConfig,
-              "a tuned prompt stands in front of a sequence, not of each document of a packed "
-              "sample; leave out `packing`");
       Value x = is_prompt_alone() ? ops::prompted_embedding(tape, inputs.tokens, parameters[0],
                                                             positions, parameters[own], scale_)
                                   : ops::prompted_embedding(
@@ -64,7 +65,8 @@ class Embedding : public CachingLayer {
       return ops::dropout(tape, std::move(x), dropout_);
     }
     if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
-    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_);
+    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_,
+                             prefix_);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
@@ -76,14 +78,16 @@ class Embedding : public CachingLayer {
   Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
                    const Parameter* positions, const CachedPass& pass) const {
     if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr, {}, scale_);
+    const std::int64_t first = pass.first == 0 ? prefix_ : pass.first_position();
     Parameter later = *positions;  // nothing is recorded that would keep its address
-    later.value = later.value.narrow(0, pass.first_position(), pass.tokens);
+    later.value = later.value.narrow(0, first, pass.tokens);
     return ops::embedding(tape, tokens, embedding, &later, {}, scale_);
   }
 
   float dropout_;
   float scale_ = 1.0F;
-  std::size_t own_ = 0;  ///< parameters that are no prompt's; 0: there is no prompt
+  std::int64_t prefix_ = 0;  ///< positions before the first
+  std::size_t own_ = 0;      ///< parameters that are no prompt's; 0: there is no prompt
 };
 
 /// The last norm, and the losses of the next tokens, or of a sequence's class.

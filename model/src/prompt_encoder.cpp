@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "block_prefix.h"
 #include "gpt_layers.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
@@ -37,10 +38,16 @@ std::vector<double> linear_of(const std::vector<double>& x, std::span<const floa
   return y;
 }
 
+std::vector<float> rounded(const std::vector<double>& x) {
+  std::vector<float> values;
+  for (const double value : x) values.push_back(static_cast<float>(value));
+  return values;
+}
+
 }  // namespace
 
 std::vector<ParameterSpec> prompt_parameters(const GptConfig& config) {
-  const std::int64_t c = config.width, rows = config.adapter.prompt_tokens();
+  const std::int64_t c = config.width, rows = config.adapter.prompt_rows();
   const PromptEncoderOptions* const encoder = config.adapter.prompt_encoder();
   if (encoder == nullptr || encoder->encoded) {
     return {matrix(std::string(kPromptParameter), rows, c, 1.0F)};
@@ -72,12 +79,15 @@ Value encoded_prompt(Tape& tape, std::span<Parameter> parameters) {
 }
 
 bool PromptFold::folds(const GptConfig& config) {
-  const PromptEncoderOptions* const encoder = config.adapter.prompt_encoder();
-  return encoder != nullptr && !encoder->encoded;
+  return config.adapter.is_encoder() && !config.adapter.is_encoded();
 }
 
-PromptFold::PromptFold(const GptConfig& config) {
-  for (const ParameterSpec& spec : prompt_parameters(config)) shapes_[spec.name] = spec.shape;
+PromptFold::PromptFold(const GptConfig& config) : is_prefix_(config.adapter.prefix() != nullptr) {
+  for (const auto& layer : make_layers(config)) {
+    for (const ParameterSpec& spec : layer->parameters()) {
+      if (spec.trainable) shapes_[spec.name] = spec.shape;
+    }
+  }
 }
 
 void PromptFold::add(std::string_view name, std::span<const float> values) {
@@ -98,9 +108,24 @@ std::vector<float> PromptFold::prompt() const {
     }
     x = linear_of(x, values_.at(named(layer, "weight")), values_.at(named(layer, "bias")));
   }
-  std::vector<float> prompt;
-  for (const double value : x) prompt.push_back(static_cast<float>(value));
-  return prompt;
+  return rounded(x);
+}
+
+std::map<std::string, std::vector<float>> PromptFold::made() const {
+  if (!is_prefix_) return {{std::string(kPromptParameter), prompt()}};
+  const std::vector<std::string> trunk = prefix_trunk_names();
+  const std::vector<float>& rows = value(trunk[0]);
+  std::vector<double> hidden =
+      linear_of({rows.begin(), rows.end()}, value(trunk[1]), value(trunk[2]));
+  for (double& x : hidden) x = std::tanh(x);
+  std::map<std::string, std::vector<float>> prefixes;
+  constexpr std::string_view kLast = "_transform.weight";
+  for (const auto& [name, weight] : values_) {
+    if (name.find(kPrefixParameter) == std::string::npos || !name.ends_with(kLast)) continue;
+    const std::string own = name.substr(0, name.size() - kLast.size());
+    prefixes[own] = rounded(linear_of(hidden, weight, value(own + "_transform.bias")));
+  }
+  return prefixes;
 }
 
 }  // namespace tessera::gpt

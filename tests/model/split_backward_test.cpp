@@ -16,7 +16,7 @@ namespace tessera::test::split_backward_test {
 namespace {
 
 /// What is trained.
-enum class Trained : std::uint8_t { kAll, kLora, kIa3, kPrompt, kEncoder };
+enum class Trained : std::uint8_t { kAll, kLora, kIa3, kPrompt, kEncoder, kPrefix, kProjection };
 
 struct Case {
   GptFamily family;
@@ -44,6 +44,12 @@ GptConfig config_of(const Case& c) {
       break;
     case Trained::kEncoder:
       config.adapter = {.kind = PromptEncoderOptions{.tokens = 3, .hidden = 5}};
+      break;
+    case Trained::kPrefix:
+      config.adapter = {.kind = PrefixOptions{.tokens = 3}};
+      break;
+    case Trained::kProjection:
+      config.adapter = {.kind = PrefixOptions{.tokens = 3, .projection = true, .hidden = 5}};
       break;
   }
   return config;
@@ -105,7 +111,9 @@ std::vector<Case> cases() {
                                                           {Trained::kLora, "_lora"},
                                                           {Trained::kIa3, "_ia3"},
                                                           {Trained::kPrompt, "_prompt"},
-                                                          {Trained::kEncoder, "_encoder"}};
+                                                          {Trained::kEncoder, "_encoder"},
+                                                          {Trained::kPrefix, "_prefix"},
+                                                          {Trained::kProjection, "_projection"}};
   std::vector<Case> all;
   for (const FamilyRow& family : gpt_families()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

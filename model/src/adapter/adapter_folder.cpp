@@ -72,39 +72,60 @@ void derive(PretrainedGpt::Files& files, const PretrainedGpt& base, bool fresh) 
 
 /// A tensor of an adapter's file: a parameter of ours, or some of its rows.
 struct AdapterTensor {
-  std::string name;       ///< in the file
-  std::string parameter;  ///< ours
-  Part part;              ///< its shape alone
+  std::string name;          ///< in the file
+  std::string parameter;     ///< ours
+  Part part;                 ///< its shape alone
+  Shape whole{};             ///< of the tensor of which the part is a row; of rank 0: it is all
+  std::int64_t element = 0;  ///< of that tensor, with which the part begins
+
+  Shape shape() const { return whole.rank() == 0 ? pretrained::stored_shape(part) : whole; }
 };
+
+/// A block's columns of the tensor that has the prefixes of all blocks, one part for each row.
+void add_prefix(const GptConfig& config, const ParameterSpec& spec, std::int64_t block,
+                std::vector<AdapterTensor>& tensors) {
+  const std::int64_t columns = spec.shape[1];
+  const Shape whole{spec.shape[0], config.layers * columns};
+  for (std::int64_t row = 0; row < spec.shape[0]; ++row) {
+    tensors.push_back({.name = std::string(kPromptParameter),
+                       .parameter = spec.name,
+                       .part = {.shape = Shape{1, columns}},
+                       .whole = whole,
+                       .element = row * whole[1] + block * columns});
+  }
+}
 
 /// `config` as the file of its adapter has it: of a prompt's encoder what it makes.
 GptConfig as_stored(GptConfig config) {
-  if (auto* const encoder = std::get_if<PromptEncoderOptions>(&config.adapter.kind)) {
-    encoder->encoded = true;
-  }
+  config.adapter.set_encoded(true);
   return config;
 }
 
 /// All that is trained, in order of our parameters and their rows.
 std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
   std::vector<AdapterTensor> tensors;
+  std::int64_t block = 0;
   for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
     if (!spec.trainable) continue;
+    if (config.adapter.prefix() != nullptr) {
+      add_prefix(config, spec, block++, tensors);
+      continue;
+    }
     if (spec.name == kPromptParameter) {  // without a prefix
-      tensors.push_back({spec.name, spec.name, {.shape = spec.shape}});
+      tensors.push_back({.name = spec.name, .parameter = spec.name, .part = {.shape = spec.shape}});
       continue;
     }
     if (is_adapter_parameter(spec.name)) {
-      tensors.push_back({std::string(kPrefix) + published_name(config, spec.name),
-                         spec.name,
-                         {.shape = spec.shape}});
+      tensors.push_back({.name = std::string(kPrefix) + published_name(config, spec.name),
+                         .parameter = spec.name,
+                         .part = {.shape = spec.shape}});
       continue;
     }
     for (const PublishedPart& part : published_parts(config, spec.name, spec.shape[0])) {
-      tensors.push_back({std::string(kPrefix) + published_name(config, part.name),
-                         spec.name,
-                         {.shape = spec.shape.with(0, part.rows),
-                          .transposed = pretrained::is_conv1d(spec.name)}});
+      tensors.push_back({.name = std::string(kPrefix) + published_name(config, part.name),
+                         .parameter = spec.name,
+                         .part = {.shape = spec.shape.with(0, part.rows),
+                                  .transposed = pretrained::is_conv1d(spec.name)}});
     }
   }
   return tensors;
@@ -171,8 +192,13 @@ void add_weights(PretrainedGpt::Files& files, const std::string& path) {
     if (spec.trainable) files.fresh.erase(spec.name);
   }
   for (const AdapterTensor& tensor : wanted) {
-    files.places[tensor.parameter].parts.push_back(pretrained::found_part(
-        tensor.part, files.files.size() - 1, found.at(tensor.name), path, kConfigFile));
+    Part part = tensor.part;
+    if (tensor.whole.rank() > 0) part.shape = tensor.whole;
+    part = pretrained::found_part(part, files.files.size() - 1, found.at(tensor.name), path,
+                                  kConfigFile);
+    part.shape = tensor.part.shape;
+    part.offset += tensor.element * pretrained::size_of(part.format);
+    files.places[tensor.parameter].parts.push_back(part);
   }
 }
 
@@ -215,9 +241,7 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
           "prompt that PEFT has begun");
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
-  if (auto* const encoder = std::get_if<PromptEncoderOptions>(&files->config.adapter.kind)) {
-    encoder->encoded = false;  // of a file for inference, from which a new one begins
-  }
+  files->config.adapter.set_encoded(false);  // as a file for inference has it
   files->format += concat(", with new ", adapter::row_of(adapter).described(files->config.adapter));
   derive(*files, base, true);
   add_fresh(*files);
@@ -262,9 +286,10 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& trained
   std::vector<SafetensorsEntry> entries;
   std::ranges::stable_sort(tensors, {}, &AdapterTensor::name);  // as PEFT's own files have them
   for (const AdapterTensor& tensor : tensors) {
+    if (!entries.empty() && entries.back().name == tensor.name) continue;  // another row of it
     entries.push_back({.name = tensor.name,
                        .dtype = std::string(safetensors_dtype(DType::kFloat32)),
-                       .shape = pretrained::stored_shape(tensor.part)});
+                       .shape = tensor.shape()});
   }
   const std::string header = safetensors_header(entries, {{"format", "pt"}});
   auto made = std::make_unique<PretrainedWriter::Target>(
@@ -278,7 +303,8 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& trained
   std::map<std::string, std::int64_t> offsets;
   for (const SafetensorsEntry& entry : entries) offsets[entry.name] = entry.begin;
   for (AdapterTensor& tensor : adapter_tensors(config)) {  // in order of rows
-    tensor.part.offset = offsets.at(tensor.name);
+    constexpr std::int64_t kBytes = 4;                     // of an fp32
+    tensor.part.offset = offsets.at(tensor.name) + tensor.element * kBytes;
     target.places[tensor.parameter].parts.push_back(std::move(tensor.part));
   }
   for (const ParameterSpec& spec : pretrained::parameters_of(config)) {

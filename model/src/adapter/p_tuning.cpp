@@ -35,7 +35,7 @@ AdapterConfig parse(std::string_view text, const GptConfig& config) {
 
 json write(const AdapterConfig& adapter, const GptConfig& config) {
   const PromptEncoderOptions& encoder = *adapter.prompt_encoder();
-  json object = prompt_json(encoder.tokens, config);
+  json object = prompt_json(encoder.tokens, config, config.heads, config.width);
   object.update(json{{"encoder_dropout", 0.0},
                      {kHidden, encoder.hidden == 0 ? config.width : encoder.hidden},
                      {"encoder_num_layers", 2},
@@ -44,7 +44,7 @@ json write(const AdapterConfig& adapter, const GptConfig& config) {
 }
 
 void read(const JsonReader& reader, const GptConfig& config, AdapterConfig& adapter) {
-  PromptEncoderOptions encoder{.tokens = read_prompt_tokens(reader, config)};
+  PromptEncoderOptions encoder{.tokens = read_prompt_tokens(reader, config.width)};
   const json& type = reader.value(kEncoder);
   if (!type.is_null() && type != "MLP") {
     reader.refuse(kEncoder, "Tessera has the encoder \"MLP\", which PEFT recommends");

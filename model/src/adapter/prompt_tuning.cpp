@@ -37,7 +37,7 @@ AdapterConfig parse(std::string_view text, const GptConfig& /*config*/) {
 
 json write(const AdapterConfig& adapter, const GptConfig& config) {
   const PromptOptions& prompt = *adapter.prompt();
-  json object = prompt_json(prompt.tokens, config);
+  json object = prompt_json(prompt.tokens, config, config.heads, config.width);
   object.update(json{{"prompt_tuning_init", prompt.initialization},
                      {"prompt_tuning_init_text", nullptr},
                      {"tokenizer_kwargs", nullptr},
@@ -46,7 +46,7 @@ json write(const AdapterConfig& adapter, const GptConfig& config) {
 }
 
 void read(const JsonReader& reader, const GptConfig& config, AdapterConfig& adapter) {
-  PromptOptions prompt{.tokens = read_prompt_tokens(reader, config)};
+  PromptOptions prompt{.tokens = read_prompt_tokens(reader, config.width)};
   const json& begun = reader.value("prompt_tuning_init");
   if (begun.is_string()) {
     prompt.initialization = begun.get<std::string>();

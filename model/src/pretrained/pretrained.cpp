@@ -352,7 +352,8 @@ void PretrainedWriter::write(std::string_view name, std::span<const float> value
   if (target_->left_out.contains(name)) return;
   if (gpt::PromptFold* const fold = target_->fold.get(); fold != nullptr && fold->takes(name)) {
     fold->add(name, values);
-    if (fold->is_complete()) write(kPromptParameter, fold->prompt());
+    if (!fold->is_complete()) return;
+    for (const auto& [made, own] : fold->made()) write(made, own);
     return;
   }
   const Place& place = place_of(target_->places, name, values.size(), target_->path);

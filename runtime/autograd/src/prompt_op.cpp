@@ -2,8 +2,9 @@
 
 #include "op_support.h"
 
-// A prompt of trained rows in front of the embeddings of each sequence (prompt tuning: Lester et
-// al. 2021), made of copies alone: the rows of a sequence lie one behind the other.
+// Rows in front of those of each sequence, made of copies alone: the rows of a sequence lie one
+// behind the other. A prompt of trained rows is in front of embeddings (prompt tuning: Lester et
+// al. 2021), or of keys and values (prefix tuning: Li and Liang 2021).
 //
 //   x[b] = prompt | scale wte[tokens[b]]  [+ wpe]         dprompt [+]= sum over b of dx[b, first P
 //   rows] y[b] = x[b, rows from `count` on]               dx[b] = 0 | dy[b]
@@ -128,6 +129,82 @@ Value value_of(Tape& tape, Parameter& parameter) {
       const TensorView row = gradient.view().reshape(Shape{1, gradient.view().numel()});
       add_to_gradient(later, kOp, "parameter", row, parameter);
     });
+  });
+}
+
+Value rows_in_front(Tape& tape, const Value& rows, const Value& x, std::int64_t replaced) {
+  constexpr const char* kOp = "rows_in_front";
+  const Shape shape = x.shape(), front = rows.shape();
+  require(shape.rank() == 3 && front.rank() == 3 && replaced >= 0 && replaced <= shape[1],
+          ErrorCode::kInvalidArgument, kOp, ": ", front, " in place of ", replaced,
+          " rows of each sequence of ", shape,
+          "; wanted (1, rows, width) and (batch, length, width)");
+  check_operand(kOp, "rows", rows.tensor, Shape{1, front[1], shape[2]}, x.dtype());
+  const std::int64_t kept = shape[1] - replaced, count = front[1];
+  Tensor y = tape.activation(shape.with(1, count + kept), x.dtype(), "rows with those in front");
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    copy_rows(tape, rows.tensor, sequence_rows(y, b, 0, count));
+    copy_rows(tape, sequence_rows(x.tensor, b, replaced, kept), sequence_rows(y, b, count, kept));
+  }
+  auto backward = [shape, front, replaced, kept, count, rows_id = rows.id, id = x.id](
+                      Tape& t, const Tensor& dy) {
+    if (rows_id >= 0) {
+      const Tensor first = first_rows(t, dy, count);
+      Tensor sum = t.activation(front, dy.dtype(), "gradient of rows in front");
+      t.kernels().bias_gradient({.dy = first, .db = sum.view().flat()}, t.stream());
+      t.charge(elementwise_cost(first, 1, 1));
+      t.add_gradient(rows_id, std::move(sum));
+    }
+    if (id < 0) return;
+    Tensor dx = t.activation(shape, dy.dtype(), "gradient without rows in front");
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      if (replaced > 0) t.kernels().fill({.dst = sequence_rows(dx, b, 0, replaced)}, t.stream());
+      copy_rows(t, sequence_rows(dy, b, count, kept), sequence_rows(dx, b, replaced, kept));
+    }
+    t.add_gradient(id, std::move(dx));
+  };
+  return tape.split_output(std::move(y), std::move(backward));
+}
+
+Value zeros_in_front(Tape& tape, const Value& x, std::int64_t count) {
+  const Shape shape = x.shape();
+  require(shape.rank() == 3 && count >= 0, ErrorCode::kInvalidArgument, "zeros_in_front: ", count,
+          " rows in front of ", shape, "; wanted (batch, length, width)");
+  Tensor y = tape.activation(shape.with(1, count + shape[1]), x.dtype(), "rows behind zeros");
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    tape.kernels().fill({.dst = sequence_rows(y, b, 0, count)}, tape.stream());
+    copy_rows(tape, sequence_rows(x.tensor, b, 0, shape[1]), sequence_rows(y, b, count, shape[1]));
+  }
+  return tape.split_output(std::move(y), [shape, count, id = x.id](Tape& t, const Tensor& dy) {
+    if (id < 0) return;
+    Tensor dx = t.activation(shape, dy.dtype(), "gradient without that of zeros");
+    for (std::int64_t b = 0; b < shape[0]; ++b) {
+      copy_rows(t, sequence_rows(dy, b, count, shape[1]), sequence_rows(dx, b, 0, shape[1]));
+    }
+    t.add_gradient(id, std::move(dx));
+  });
+}
+
+Value zeros_beside(Tape& tape, const Value& x, std::int64_t columns) {
+  const Shape shape = x.shape();
+  require(shape.rank() == 2 && columns >= 0, ErrorCode::kInvalidArgument, "zeros_beside: ", columns,
+          " columns beside ", shape, "; wanted a matrix");
+  const std::int64_t width = shape[1], whole = columns + width;
+  const auto row_of = [columns, width, whole](const Tensor& y, std::int64_t row) {
+    return y.view().flat().narrow(0, row * whole + columns, width);
+  };
+  Tensor y = tape.activation(Shape{1, shape[0], whole}, x.dtype(), "rows beside zeros");
+  tape.kernels().fill({.dst = y}, tape.stream());
+  for (std::int64_t row = 0; row < shape[0]; ++row) {
+    copy_rows(tape, x.tensor.view().narrow(0, row, 1), row_of(y, row));
+  }
+  return tape.split_output(std::move(y), [shape, row_of, id = x.id](Tape& t, const Tensor& dy) {
+    if (id < 0) return;
+    Tensor dx = t.activation(shape, dy.dtype(), "gradient beside that of zeros");
+    for (std::int64_t row = 0; row < shape[0]; ++row) {
+      copy_rows(t, row_of(dy, row), dx.view().narrow(0, row, 1));
+    }
+    t.add_gradient(id, std::move(dx));
   });
 }
 
