@@ -12,7 +12,7 @@ namespace {
 
 /// Everything that config.adapter names must be there.
 void check_adapters(const Model& model, const GptConfig& config) {
-  if (!config.adapter.is_set() || config.adapter.prompt() != nullptr) return;
+  if (!config.adapter.is_set() || config.adapter.is_prompt()) return;
   const std::string_view kind = kind_of(config.adapter).name;
   bool adapts = false, saves = config.adapter.saved_modules.empty();
   for (const auto& layer : model.layers) {

@@ -2,6 +2,7 @@
 #include <optional>
 #include <utility>
 
+#include "block_prefix.h"
 #include "gpt_layers.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
@@ -43,6 +44,7 @@ class TransformerBlock : public CachingLayer {
                    matrix(prefix + "mlp.c_proj.weight", c, 4 * c, residual_stddev),
                    vector(prefix + "mlp.c_proj.bias", c, 0.0F)};
     adapters_.emplace(config, parameters_);
+    prefix_.emplace(config, name(), index, attention_, parameters_, tied_parameters_);
     splits_backward_ = true;
     reads_batch_ = true;  // where documents begin, if samples are packed
   }
@@ -58,7 +60,8 @@ class TransformerBlock : public CachingLayer {
     // Each reassignment lets go of what only backward could still need; the tape has kept that.
     Value x = ops::layer_norm(tape, input, p(kNorm1Weight), p(kNorm1Bias));
     x = project(tape, std::move(x), kQkvWeight, parameters);
-    x = attend(tape, x, attention_, inputs_of(tape).starts, pass);
+    x = prefix_->precedes(pass) ? prefix_->attend_behind(tape, x, false, pass, parameters)
+                                : attend(tape, x, attention_, inputs_of(tape).starts, pass);
     if (dropout_ == 0.0F) {  // see [Note: residuals in projections]
       const Value sum = project(tape, std::move(x), kAttentionProjectionWeight, parameters, &input);
       x = ops::layer_norm(tape, sum, p(kNorm2Weight), p(kNorm2Bias));
@@ -116,6 +119,7 @@ class TransformerBlock : public CachingLayer {
   AttentionSizes attention_;
   float dropout_;
   std::optional<BlockAdapters> adapters_;
+  std::optional<BlockPrefix> prefix_;
 };
 
 }  // namespace

@@ -172,7 +172,7 @@ void check_labels(const GptConfig& config) {
   const std::set<std::string_view> names(labels.begin(), labels.end());
   require(names.size() == labels.size() && !names.contains(""), ErrorCode::kConfig,
           "model: a label is empty or there twice; give each class a name of its own");
-  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+  require(!config.adapter.is_prompt(), ErrorCode::kConfig,
           "a tuned prompt is for models that write text; classify with `lora` or ia3 adapters, or "
           "train the whole model");
 }
@@ -202,7 +202,7 @@ void check_encoder(const GptConfig& config) {
           " tells masked tokens by its embedding alone (tie_word_embeddings, tie_embedding)");
   require(config.base_format == WeightFormat::kNone, ErrorCode::kConfig,
           "a quantised base is for decoders; leave out `base_format` for a ", name);
-  require(config.adapter.prompt() == nullptr, ErrorCode::kConfig,
+  require(!config.adapter.is_prompt(), ErrorCode::kConfig,
           "a tuned prompt is for models that write text; train a ", name,
           " with `lora` or ia3 adapters, or as a whole");
 }
@@ -353,8 +353,9 @@ std::vector<NamedText> configuration_of(const GptConfig& config) {
   return words;
 }
 
-GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
-  const Words words(named);
+namespace {
+
+GptConfig parse_without_adapter(const Words& words) {
   std::vector<std::string_view> families;
   for (const FamilyRow& row : gpt_families()) families.push_back(row.name);
   GptConfig config;
@@ -368,9 +369,6 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
     require(list.is_array() && std::ranges::all_of(list, is_text), ErrorCode::kConfig, "labels ",
             *labels, " of the model's configuration are no list of texts");
     config.labels = list.get<std::vector<std::string>>();
-  }
-  if (const std::string* const adapter = words.find("adapter")) {
-    config.adapter = parse_adapter_json(*adapter, "the model's configuration", config);
   }
   if (const std::string* const format = words.find("base_format")) {
     config.base_format = parse_weight_format(*format);
@@ -393,6 +391,17 @@ GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
   config.rotary = read_rotary(words, "");
   if (words.find(concat(kOfWindows, kScaling)) != nullptr)
     config.window_rotary = read_rotary(words, kOfWindows);
+  return config;
+}
+
+}  // namespace
+
+GptConfig parse_gpt_configuration(const std::vector<NamedText>& named) {
+  const Words words(named);
+  GptConfig config = parse_without_adapter(words);
+  if (const std::string* const adapter = words.find("adapter")) {
+    config.adapter = parse_adapter_json(*adapter, "the model's configuration", config);
+  }
   return config;
 }
 

@@ -26,7 +26,7 @@ class GptGeneration::Pass : public gpt::FrozenLayer {
 
   Shape pass_shape(const Shape& whole) const override {
     if (owner_.cache_ == Cache::kNone) return whole;
-    const std::int64_t prompt = owner_.first_of_pass_ == 0 ? owner_.prompt_ : 0;
+    const std::int64_t prompt = owner_.first_of_pass_ == 0 ? owner_.prompt_rows_ : 0;
     return whole.with(1, prompt + owner_.tokens_of_pass_);
   }
 
@@ -89,6 +89,7 @@ GptGeneration::GptGeneration(const GptConfig& config, std::int64_t window, Cache
       vocab_size_(config.vocab_size),
       cache_(cache),
       prompt_(config.adapter.prompt_tokens()),
+      prompt_rows_(config.adapter.prompt_rows()),
       tokens_of_pass_(window) {
   require_writes_text(config);
   const std::int64_t most = config.context_length - prompt_;

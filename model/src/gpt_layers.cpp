@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpt_config.h"
+#include "prompt_encoder.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
 
@@ -28,55 +29,65 @@ class Embedding : public CachingLayer {
           matrix("wpe.weight", config.context_length, config.width, kInitialStddev));
     }
     freeze(config, parameters_);
-    has_prompt_ = config.adapter.prompt() != nullptr;
-    if (has_prompt_) {
-      parameters_.push_back(matrix(std::string(kPromptParameter), config.adapter.prompt_tokens(),
-                                   config.width, 1.0F));
+    prefix_ = config.adapter.prefix_tokens();
+    if (config.adapter.prompt_rows() > 0) {
+      own_ = parameters_.size();
+      for (ParameterSpec& spec : prompt_parameters(config)) parameters_.push_back(std::move(spec));
     }
     splits_backward_ = true;
   }
 
-  bool backward_reads_parameters() const override { return false; }
+  /// A prompt's encoder has layers of its own.
+  bool backward_reads_parameters() const override { return has_prompt() && !is_prompt_alone(); }
 
   Value run(Tape& tape, const Value& /*input*/, std::span<Parameter> parameters,
             const CachedPass* pass) const override {
     check_parameters(*this, parameters);
-    const std::size_t own = parameters.size() - (has_prompt_ ? 1 : 0);
+    const std::size_t own = has_prompt() ? own_ : parameters.size();
     Parameter* const positions = own > 1 ? &parameters[1] : nullptr;
     TokenInputs inputs = inputs_of(tape);
     if (pass != nullptr) {
       const TensorView row = inputs.tokens.flat().narrow(0, pass->first, pass->tokens);
       inputs.tokens = row.reshape(Shape{1, pass->tokens});
     }
-    if (has_prompt_ && pass != nullptr && pass->first > 0) {
+    if (has_prompt() && pass != nullptr && pass->first > 0) {
       return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
     }
-    if (has_prompt_) {
-      require(!inputs.starts, ErrorCode::kConfig,
-              "a tuned prompt stands in front of a sequence, not of each document of a packed "
-              "sample; leave out `packing`");
-      Value x = ops::prompted_embedding(tape, inputs.tokens, parameters[0], positions,
-                                        parameters.back(), scale_);
+    require(!inputs.starts || (!has_prompt() && prefix_ == 0), ErrorCode::kConfig,
+            "a tuned prompt stands in front of a sequence, not of each document of a packed "
+            "sample; leave out `packing`");
+    if (has_prompt()) {
+      Value x = is_prompt_alone() ? ops::prompted_embedding(tape, inputs.tokens, parameters[0],
+                                                            positions, parameters[own], scale_)
+                                  : ops::prompted_embedding(
+                                        tape, inputs.tokens, parameters[0], positions,
+                                        encoded_prompt(tape, parameters.subspan(own)), scale_);
       return ops::dropout(tape, std::move(x), dropout_);
     }
     if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
-    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_);
+    Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_,
+                             prefix_);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
  private:
+  bool has_prompt() const { return own_ > 0; }
+  bool is_prompt_alone() const { return parameters_.size() == own_ + 1; }
+
   /// The embedding of tokens that do not begin at position 0.
   Value later_rows(Tape& tape, const TensorView& tokens, Parameter& embedding,
                    const Parameter* positions, const CachedPass& pass) const {
     if (positions == nullptr) return ops::embedding(tape, tokens, embedding, nullptr, {}, scale_);
+    const std::int64_t first = pass.first == 0 ? prefix_ : pass.first_position();
     Parameter later = *positions;  // nothing is recorded that would keep its address
-    later.value = later.value.narrow(0, pass.first_position(), pass.tokens);
+    later.value = later.value.narrow(0, first, pass.tokens);
     return ops::embedding(tape, tokens, embedding, &later, {}, scale_);
   }
 
   float dropout_;
   float scale_ = 1.0F;
-  bool has_prompt_ = false;
+  std::int64_t prefix_ = 0;  ///< positions before the first
+  std::size_t own_ = 0;      ///< parameters that are no prompt's; 0: there is no prompt
 };
 
 /// The last norm, and the losses of the next tokens, or of a sequence's class.

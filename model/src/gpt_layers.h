@@ -73,11 +73,11 @@ struct AttentionSizes {
 struct CachedPass {
   std::int64_t first = 0;   ///< the pass's first token, of those in the batch
   std::int64_t tokens = 0;  ///< and how many it is over
-  std::int64_t prompt = 0;  ///< tuned rows in front of the first token
+  std::int64_t prompt = 0;  ///< positions before the first token's
   std::int64_t length =
       0;  ///< of the text as a whole, by which longrope and dynamic choose frequencies
 
-  /// The position of the pass's first row. Tuned rows come with the first token.
+  /// The position of the pass's first row. A prompt's or prefix's rows come with the first token.
   std::int64_t first_position() const { return first == 0 ? 0 : prompt + first; }
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "block_prefix.h"
 #include "gpt_layers.h"
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
@@ -50,6 +51,7 @@ class LlamaBlock : public CachingLayer {
                    .scores = scores_of(config)} {
     add_parameters();
     adapters_.emplace(config, parameters_);
+    prefix_.emplace(config, name(), index, attention_, parameters_, tied_parameters_);
     splits_backward_ = true;
     reads_batch_ = true;  // where documents begin, if samples are packed
   }
@@ -115,7 +117,7 @@ class LlamaBlock : public CachingLayer {
   /// become those of what follows.
   Value run_attention(Tape& tape, Value x, std::span<Parameter> parameters, Parameter*& next,
                       const CachedPass* pass) const {
-    const std::int64_t length = pass != nullptr ? pass->length : x.shape()[1];
+    const std::int64_t length = pass != nullptr ? pass->length : prefix_->tokens() + x.shape()[1];
     Parameter& qkv_weight = *next++;
     Parameter* const qkv_bias = family_.qkv_bias ? next++ : nullptr;
     x = adapters_->linear(tape, std::move(x), qkv_weight, qkv_bias, parameters);
@@ -136,6 +138,10 @@ class LlamaBlock : public CachingLayer {
             "samples longer than ", rotary_.trained_context,
             " tokens have other rotary frequencies (longrope, dynamic), which the documents of a "
             "packed sample may not; give a shorter `sequence_length`, or leave out `packing`");
+    if (prefix_->precedes(pass)) {
+      x = ops::heads(tape, prefix_->with_room(tape, x), heads);
+      return prefix_->attend_behind(tape, x, true, pass, parameters);
+    }
     x = ops::heads(tape, x, heads);
     return attend(tape, x, attention_, heads.starts, pass);
   }
@@ -186,6 +192,7 @@ class LlamaBlock : public CachingLayer {
   LongFrequencies long_frequencies_;
   AttentionSizes attention_;
   std::optional<BlockAdapters> adapters_;
+  std::optional<BlockPrefix> prefix_;
 };
 
 }  // namespace

@@ -236,6 +236,64 @@ TEST_F(AdaptersOnTheCommandLine, OfIa3AreTrainedWrittenReadAndMerged) {
   EXPECT_THAT(planned.out, HasSubstr("trained, zero1"));
 }
 
+struct EncodedPrompt {
+  const char* name;
+  const char* model;
+  const char* flag;
+  const char* settings;
+  bool encoded;  ///< the folder has what an encoder makes, and not the encoder
+};
+
+class PromptsOnTheCommandLine : public AdaptersOnTheCommandLine,
+                                public testing::WithParamInterface<EncodedPrompt> {};
+
+// A checkpoint has all that is trained.
+TEST_P(PromptsOnTheCommandLine, AreTrainedWrittenAndRead) {
+  const auto& [name, model, flag, settings, encoded] = GetParam();
+  const std::string base = path("base"), adapter = path("adapter"), saved = path("saved");
+  ASSERT_EQ(train({"--model", model, "--layers", "2", "--export", base}).exit_code, 0);
+  const auto with_prompt = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"--init", base, GetParam().flag, GetParam().settings,
+                               "--learning-rate", "0.01", "--strategy", "full_shard"});
+    return more;
+  };
+  const ProgramResult tuned =
+      train(with_prompt({"--export", adapter, "--save", saved, "--log", path("log")}));
+  ASSERT_EQ(tuned.exit_code, 0) << tuned.err;
+  const json summary = read_log("log").back();
+  EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
+  EXPECT_EQ(summary["sent_bytes"]["predicted"], summary["sent_bytes"]["counted"]);
+  const std::string expected = loss_of({"--init", saved});
+  EXPECT_NE(expected, loss_of({"--init", base}));
+  const std::vector<std::string> read{"--init", base, "--adapter", adapter};
+  EXPECT_NEAR(std::stod(loss_of(read)), std::stod(expected), 1e-6 * std::stod(expected));
+  ASSERT_EQ(run({"checkpoint", "convert", saved, path("converted")}).exit_code, 0);
+  EXPECT_EQ(loss_of({"--init", base, "--adapter", path("converted")}), loss_of(read));
+  const ProgramResult resumed = train(with_prompt({"--resume", saved}), "5");
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto text = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"generate", "--no-default-config", "--prompt", "ab", "--tokens",
+                                 "8", "--temperature", "0"});
+    const ProgramResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(text({"--init", saved, "--ranks", "2"}), text(read));
+  const ProgramResult further = train(read);
+  EXPECT_EQ(further.exit_code, encoded ? 2 : 0) << further.err;
+  if (encoded) EXPECT_THAT(further.err, HasSubstr("has what the encoder of "));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PromptsOnTheCommandLine,
+                         testing::Values(EncodedPrompt{"encoder", "llama-tiny", "--p-tuning",
+                                                       "tokens=5,hidden=24", true},
+                                         EncodedPrompt{"prefix", "gpt2-tiny", "--prefix-tuning",
+                                                       "tokens=5,init=zero", false},
+                                         EncodedPrompt{"projection", "qwen2-tiny",
+                                                       "--prefix-tuning",
+                                                       "tokens=3,projection=true,hidden=24", true}),
+                         [](const auto& test) { return test.param.name; });
+
 TEST_F(AdaptersOnTheCommandLine, SayWhatIsMissing) {
   const auto refused = [&](std::vector<std::string> words) {
     const ProgramResult result = train(std::move(words));

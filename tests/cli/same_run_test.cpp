@@ -91,6 +91,8 @@ const std::map<std::string, Other> kOthers{
     {"lora", {"r=4"}},
     {"ia3", {"targets=c_attn"}},
     {"prompt_tuning", {"tokens=2", {{"sequence_length", "8"}}}},
+    {"prefix_tuning", {"tokens=2", {{"sequence_length", "8"}}}},
+    {"p_tuning", {"tokens=2", {{"sequence_length", "8"}}}},
     {"base_format", {"nf4", {{"lora", "r=4"}}}},
     {"strategy", {"zero2"}},
     {"trainable_strategy", {"no_shard"}},

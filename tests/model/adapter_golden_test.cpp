@@ -216,8 +216,10 @@ TEST(AdapterFolders, RefusesByNameWhatChangesTheMathematics) {
   EXPECT_THAT(
       error_of_edited("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa_niter_16\""),
       HasSubstr("that begins at random; Tessera has the exact decomposition, \"pissa\""));
-  EXPECT_THAT(error_of_edited("\"LORA\"", "\"ADALORA\""),
-              HasSubstr("peft_type is \"ADALORA\"; Tessera has LORA, IA3 and PROMPT_TUNING"));
+  EXPECT_THAT(
+      error_of_edited("\"LORA\"", "\"ADALORA\""),
+      HasSubstr("peft_type is \"ADALORA\"; Tessera has LORA, IA3, PROMPT_TUNING, P_TUNING and "
+                "PREFIX_TUNING"));
   EXPECT_THAT(error_of_edited("\"init_ia3_weights\"", "\"new_thing\": 3, \"init_ia3_weights\"",
                               "llama_ia3"),
               HasSubstr("Tessera does not know this key of IA3"));

@@ -145,6 +145,9 @@ std::vector<std::pair<std::string, GptConfig>> cached_configs() {
     GptConfig prompted = small(preset);
     prompted.adapter.kind = PromptOptions{.tokens = 5};
     all.emplace_back(concat(preset, " behind a prompt"), prompted);
+    GptConfig prefixed = small(preset);
+    prefixed.adapter.kind = PrefixOptions{.tokens = 5};
+    all.emplace_back(concat(preset, " behind a prefix"), prefixed);
   }
   GptConfig longrope = small("phi3-tiny");
   longrope.rotary.scaling = RotaryConfig::Scaling::kLongRope;
@@ -231,10 +234,13 @@ TEST(GptGeneration, StagesOfAPipelineGiveTheBitsOfOne) {
   using enum GptGeneration::Cache;
   GptConfig prompted = small("llama-tiny");
   prompted.adapter.kind = PromptOptions{.tokens = 5};
+  GptConfig prefixed = small("qwen2-tiny");
+  prefixed.adapter.kind = PrefixOptions{.tokens = 5, .projection = true, .hidden = 6};
   GptConfig adapted = small("gemma2-tiny");
   adapted.adapter = parse_adapter("lora", "r=4,alpha=64,targets=all-linear", adapted);
   adapted.base_format = WeightFormat::kNf4;
-  for (const GptConfig& config : {small("gpt2-tiny"), prompted, adapted}) {  // of two blocks
+  for (const GptConfig& config :
+       {small("gpt2-tiny"), prompted, prefixed, adapted}) {  // of two blocks
     for (const GptGeneration::Cache cache : {kNone, kKeysAndValues}) {
       const StagedText one = staged_text(config, cache, {4});
       for (const std::vector<int>& layers :

@@ -16,7 +16,7 @@ namespace tessera::test::split_backward_test {
 namespace {
 
 /// What is trained.
-enum class Trained : std::uint8_t { kAll, kLora, kIa3, kPrompt };
+enum class Trained : std::uint8_t { kAll, kLora, kIa3, kPrompt, kEncoder, kPrefix, kProjection };
 
 struct Case {
   GptFamily family;
@@ -41,6 +41,15 @@ GptConfig config_of(const Case& c) {
       break;
     case Trained::kPrompt:
       config.adapter = {.kind = PromptOptions{.tokens = 3}};
+      break;
+    case Trained::kEncoder:
+      config.adapter = {.kind = PromptEncoderOptions{.tokens = 3, .hidden = 5}};
+      break;
+    case Trained::kPrefix:
+      config.adapter = {.kind = PrefixOptions{.tokens = 3}};
+      break;
+    case Trained::kProjection:
+      config.adapter = {.kind = PrefixOptions{.tokens = 3, .projection = true, .hidden = 5}};
       break;
   }
   return config;
@@ -101,13 +110,16 @@ std::vector<Case> cases() {
   constexpr std::pair<Trained, const char*> kTrained[] = {{Trained::kAll, ""},
                                                           {Trained::kLora, "_lora"},
                                                           {Trained::kIa3, "_ia3"},
-                                                          {Trained::kPrompt, "_prompt"}};
+                                                          {Trained::kPrompt, "_prompt"},
+                                                          {Trained::kEncoder, "_encoder"},
+                                                          {Trained::kPrefix, "_prefix"},
+                                                          {Trained::kProjection, "_projection"}};
   std::vector<Case> all;
   for (const FamilyRow& family : gpt_families()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       const std::string name = concat(family.name, '_', to_string(dtype));
       for (const auto& [trained, suffix] : kTrained) {
-        if (family.encoder && trained == Trained::kPrompt) continue;  // refused
+        if (family.encoder && trained >= Trained::kPrompt) continue;  // refused
         all.push_back({family.family, name + suffix, dtype, trained, false});
       }
       all.push_back({family.family, name + "_packed", dtype, Trained::kAll, true});

@@ -17,8 +17,9 @@ using adapter::Kind;
 using nlohmann::json;
 
 /// In the order of AdapterConfig::kind.
-constexpr std::array<const Kind*, 3> kKinds{&adapter::kLora, &adapter::kIa3,
-                                            &adapter::kPromptTuning};
+constexpr std::array<const Kind*, 5> kKinds{&adapter::kLora, &adapter::kIa3,
+                                            &adapter::kPromptTuning, &adapter::kPTuning,
+                                            &adapter::kPrefixTuning};
 
 std::string list_of(std::string_view AdapterKind::*member) {
   std::string all;
@@ -130,8 +131,10 @@ std::string to_adapter_json(const AdapterConfig& adapter, const GptConfig& confi
     saved.emplace_back(head);
     std::ranges::sort(saved);
   }
+  // An encoder that is trained is no state for inference.
+  const bool trains_encoder = adapter.is_encoder() && !adapter.is_encoded();
   object.update(json{{"base_model_name_or_path", base.empty() ? json() : json(base)},
-                     {"inference_mode", true},
+                     {"inference_mode", !trains_encoder},
                      {"modules_to_save", adapter::list_or_null(saved)},
                      {"peft_type", kind.shown.peft_type},
                      {"revision", nullptr},

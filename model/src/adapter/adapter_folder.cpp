@@ -72,31 +72,60 @@ void derive(PretrainedGpt::Files& files, const PretrainedGpt& base, bool fresh) 
 
 /// A tensor of an adapter's file: a parameter of ours, or some of its rows.
 struct AdapterTensor {
-  std::string name;       ///< in the file
-  std::string parameter;  ///< ours
-  Part part;              ///< its shape alone
+  std::string name;          ///< in the file
+  std::string parameter;     ///< ours
+  Part part;                 ///< its shape alone
+  Shape whole{};             ///< of the tensor of which the part is a row; of rank 0: it is all
+  std::int64_t element = 0;  ///< of that tensor, with which the part begins
+
+  Shape shape() const { return whole.rank() == 0 ? pretrained::stored_shape(part) : whole; }
 };
+
+/// A block's columns of the tensor that has the prefixes of all blocks, one part for each row.
+void add_prefix(const GptConfig& config, const ParameterSpec& spec, std::int64_t block,
+                std::vector<AdapterTensor>& tensors) {
+  const std::int64_t columns = spec.shape[1];
+  const Shape whole{spec.shape[0], config.layers * columns};
+  for (std::int64_t row = 0; row < spec.shape[0]; ++row) {
+    tensors.push_back({.name = std::string(kPromptParameter),
+                       .parameter = spec.name,
+                       .part = {.shape = Shape{1, columns}},
+                       .whole = whole,
+                       .element = row * whole[1] + block * columns});
+  }
+}
+
+/// `config` as the file of its adapter has it: of a prompt's encoder what it makes.
+GptConfig as_stored(GptConfig config) {
+  config.adapter.set_encoded(true);
+  return config;
+}
 
 /// All that is trained, in order of our parameters and their rows.
 std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
   std::vector<AdapterTensor> tensors;
+  std::int64_t block = 0;
   for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
     if (!spec.trainable) continue;
+    if (config.adapter.prefix() != nullptr) {
+      add_prefix(config, spec, block++, tensors);
+      continue;
+    }
     if (spec.name == kPromptParameter) {  // without a prefix
-      tensors.push_back({spec.name, spec.name, {.shape = spec.shape}});
+      tensors.push_back({.name = spec.name, .parameter = spec.name, .part = {.shape = spec.shape}});
       continue;
     }
     if (is_adapter_parameter(spec.name)) {
-      tensors.push_back({std::string(kPrefix) + published_name(config, spec.name),
-                         spec.name,
-                         {.shape = spec.shape}});
+      tensors.push_back({.name = std::string(kPrefix) + published_name(config, spec.name),
+                         .parameter = spec.name,
+                         .part = {.shape = spec.shape}});
       continue;
     }
     for (const PublishedPart& part : published_parts(config, spec.name, spec.shape[0])) {
-      tensors.push_back({std::string(kPrefix) + published_name(config, part.name),
-                         spec.name,
-                         {.shape = spec.shape.with(0, part.rows),
-                          .transposed = pretrained::is_conv1d(spec.name)}});
+      tensors.push_back({.name = std::string(kPrefix) + published_name(config, part.name),
+                         .parameter = spec.name,
+                         .part = {.shape = spec.shape.with(0, part.rows),
+                                  .transposed = pretrained::is_conv1d(spec.name)}});
     }
   }
   return tensors;
@@ -163,8 +192,13 @@ void add_weights(PretrainedGpt::Files& files, const std::string& path) {
     if (spec.trainable) files.fresh.erase(spec.name);
   }
   for (const AdapterTensor& tensor : wanted) {
-    files.places[tensor.parameter].parts.push_back(pretrained::found_part(
-        tensor.part, files.files.size() - 1, found.at(tensor.name), path, kConfigFile));
+    Part part = tensor.part;
+    if (tensor.whole.rank() > 0) part.shape = tensor.whole;
+    part = pretrained::found_part(part, files.files.size() - 1, found.at(tensor.name), path,
+                                  kConfigFile);
+    part.shape = tensor.part.shape;
+    part.offset += tensor.element * pretrained::size_of(part.format);
+    files.places[tensor.parameter].parts.push_back(part);
   }
 }
 
@@ -207,7 +241,8 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
           "prompt that PEFT has begun");
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
-  files->format += concat(", with new ", adapter::row_of(adapter).described(adapter));
+  files->config.adapter.set_encoded(false);  // as a file for inference has it
+  files->format += concat(", with new ", adapter::row_of(adapter).described(files->config.adapter));
   derive(*files, base, true);
   add_fresh(*files);
   return PretrainedGpt(std::move(files));
@@ -233,25 +268,28 @@ PretrainedGpt open_adapter(const PretrainedGpt& given, const std::string& path) 
   if (!has_adapter_weights(path)) return with_adapter(base, adapter);
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
-  files->format +=
-      concat(", with ", adapter::row_of(adapter).described(adapter), " from '", path, "'");
+  files->config = as_stored(files->config);
+  files->format += concat(", with ", adapter::row_of(adapter).described(files->config.adapter),
+                          " from '", path, "'");
   add_weights(*files, (fs::path(path) / kWeightsFile).string());
   derive(*files, base, false);
   return PretrainedGpt(std::move(files));
 }
 
-PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
+PretrainedWriter write_adapter(const std::string& path, const GptConfig& trained,
                                const std::string& base, const CompanionFiles& files,
                                Storage& storage) {
   const std::string folder = pretrained::without_slash(path);
   pretrained::require_absent(folder);
+  const GptConfig config = as_stored(trained);
   std::vector<AdapterTensor> tensors = adapter_tensors(config);
   std::vector<SafetensorsEntry> entries;
   std::ranges::stable_sort(tensors, {}, &AdapterTensor::name);  // as PEFT's own files have them
   for (const AdapterTensor& tensor : tensors) {
+    if (!entries.empty() && entries.back().name == tensor.name) continue;  // another row of it
     entries.push_back({.name = tensor.name,
                        .dtype = std::string(safetensors_dtype(DType::kFloat32)),
-                       .shape = pretrained::stored_shape(tensor.part)});
+                       .shape = tensor.shape()});
   }
   const std::string header = safetensors_header(entries, {{"format", "pt"}});
   auto made = std::make_unique<PretrainedWriter::Target>(
@@ -265,13 +303,15 @@ PretrainedWriter write_adapter(const std::string& path, const GptConfig& config,
   std::map<std::string, std::int64_t> offsets;
   for (const SafetensorsEntry& entry : entries) offsets[entry.name] = entry.begin;
   for (AdapterTensor& tensor : adapter_tensors(config)) {  // in order of rows
-    tensor.part.offset = offsets.at(tensor.name);
+    constexpr std::int64_t kBytes = 4;                     // of an fp32
+    tensor.part.offset = offsets.at(tensor.name) + tensor.element * kBytes;
     target.places[tensor.parameter].parts.push_back(std::move(tensor.part));
   }
   for (const ParameterSpec& spec : pretrained::parameters_of(config)) {
     spec.trainable ? void(target.places.at(spec.name).shape = spec.shape)
                    : void(target.left_out.insert(spec.name));
   }
+  if (gpt::PromptFold::folds(trained)) target.fold = std::make_unique<gpt::PromptFold>(trained);
   PretrainedWriter writer(std::move(made));
   storage.remove(target.temporary);
   storage.make_folder(target.temporary);
@@ -348,7 +388,7 @@ const ParameterSpec* matrix_of(const ParameterSpec& spec,
 }  // namespace
 
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
-  require(adapted.config().adapter.prompt() == nullptr, ErrorCode::kConfig, "'", adapted.path(),
+  require(!adapted.config().adapter.is_prompt(), ErrorCode::kConfig, "'", adapted.path(),
           "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
           "folder and give it with `adapter`");
   GptConfig plain = adapted.config();

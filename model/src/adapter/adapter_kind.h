@@ -28,7 +28,7 @@ struct Kind {
   std::optional<ModuleAdapter> (*at)(const AdapterConfig& adapter, const Module& module);
 };
 
-extern const Kind kLora, kIa3, kPromptTuning;
+extern const Kind kLora, kIa3, kPromptTuning, kPTuning, kPrefixTuning;
 const Kind& row_of(const AdapterConfig& adapter);
 
 /// The targets that PEFT takes for a family, where none are given.

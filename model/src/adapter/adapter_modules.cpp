@@ -130,7 +130,8 @@ bool is_saved(const GptConfig& config, const std::string& parameter) {
 
 bool is_adapter_parameter(std::string_view name) {
   return name.find(".lora_") != std::string_view::npos || name.ends_with(".ia3_l") ||
-         name == kPromptParameter;
+         name == kPromptParameter || name.starts_with(kPromptEncoder) ||
+         name.find(kPrefixParameter) != std::string_view::npos;
 }
 
 }  // namespace tessera

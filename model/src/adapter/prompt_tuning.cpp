@@ -2,6 +2,7 @@
 
 #include "adapter/adapter_kind.h"
 #include "adapter/adapter_settings.h"
+#include "adapter/prompt_keys.h"
 #include "tessera/core/error.h"
 
 // Prompt tuning: its settings as texts. What it adds is in the embedding.
@@ -36,44 +37,23 @@ AdapterConfig parse(std::string_view text, const GptConfig& /*config*/) {
 
 json write(const AdapterConfig& adapter, const GptConfig& config) {
   const PromptOptions& prompt = *adapter.prompt();
-  return {{"num_attention_heads", config.heads},
-          {"num_layers", config.layers},
-          {"num_transformer_submodules", 1},
-          {"num_virtual_tokens", prompt.tokens},
-          {"prompt_tuning_init", prompt.initialization},
-          {"prompt_tuning_init_text", nullptr},
-          {"token_dim", config.width},
-          {"tokenizer_kwargs", nullptr},
-          {"tokenizer_name_or_path", nullptr}};
+  json object = prompt_json(prompt.tokens, config, config.heads, config.width);
+  object.update(json{{"prompt_tuning_init", prompt.initialization},
+                     {"prompt_tuning_init_text", nullptr},
+                     {"tokenizer_kwargs", nullptr},
+                     {"tokenizer_name_or_path", nullptr}});
+  return object;
 }
 
 void read(const JsonReader& reader, const GptConfig& config, AdapterConfig& adapter) {
-  constexpr const char* kTokens = "num_virtual_tokens";
-  PromptOptions prompt;
-  if (reader.value(kTokens).is_null()) reader.refuse_without(kTokens);
-  prompt.tokens = reader.integer(kTokens, 0);
-  if (prompt.tokens <= 0) reader.refuse(kTokens, "it must be above 0");
+  PromptOptions prompt{.tokens = read_prompt_tokens(reader, config.width)};
   const json& begun = reader.value("prompt_tuning_init");
   if (begun.is_string()) {
     prompt.initialization = begun.get<std::string>();
   } else if (!begun.is_null()) {
     reader.refuse("prompt_tuning_init", "it must be a text");
   }
-  if (reader.integer("token_dim", config.width) != config.width) {
-    reader.refuse("token_dim", concat("the model has ", config.width, " channels"));
-  }
-  if (reader.integer("num_transformer_submodules", 1) != 1) {
-    reader.refuse("num_transformer_submodules", "a decoder has 1");
-  }
   adapter.kind = std::move(prompt);
-}
-
-void check(const AdapterConfig& adapter, const GptConfig& config) {
-  require(adapter.prompt_tokens() < config.context_length, ErrorCode::kConfig, "a prompt of ",
-          adapter.prompt_tokens(), " tokens leaves none of the model's context of ",
-          config.context_length);
-  require(adapter.saved_modules.empty(), ErrorCode::kConfig,
-          "a tuned prompt stands alone, without modules_to_save");
 }
 
 }  // namespace
@@ -90,7 +70,7 @@ constinit const Kind kPromptTuning{
     .read = prompt::read,
     .ignored = prompt::kIgnored,
     .refused = {},
-    .check = prompt::check,
+    .check = check_prompt,
     .described =
         [](const AdapterConfig& adapter) {
           return concat("a prompt of ", adapter.prompt_tokens(), " tokens");

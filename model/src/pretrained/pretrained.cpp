@@ -350,6 +350,12 @@ PretrainedWriter::~PretrainedWriter() {
 
 void PretrainedWriter::write(std::string_view name, std::span<const float> values) {
   if (target_->left_out.contains(name)) return;
+  if (gpt::PromptFold* const fold = target_->fold.get(); fold != nullptr && fold->takes(name)) {
+    fold->add(name, values);
+    if (!fold->is_complete()) return;
+    for (const auto& [made, own] : fold->made()) write(made, own);
+    return;
+  }
   const Place& place = place_of(target_->places, name, values.size(), target_->path);
   const auto missing = target_->missing.find(name);
   require(missing != target_->missing.end(), ErrorCode::kInvalidArgument, "parameter '", name,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adapter/derived_parameters.h"
+#include "prompt_encoder.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/checkpoint/state_file.h"
 #include "tessera/core/input_file.h"
@@ -126,6 +127,8 @@ struct PretrainedWriter::Target {
   /// Parameters of the model that the target has no place for, and does not need.
   std::set<std::string, std::less<>> left_out{};
   std::set<std::string, std::less<>> missing{};
+  /// Makes the tensors of the file of parameters that have none there.
+  std::unique_ptr<gpt::PromptFold> fold{};
   bool finished = false;
 };
 

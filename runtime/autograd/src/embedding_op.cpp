@@ -7,7 +7,8 @@ namespace {
 
 constexpr const char* kEmbeddingOp = "embedding";
 
-void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter* wpe) {
+void check_arguments(const TensorView& tokens, const Parameter& wte, const Parameter* wpe,
+                     std::int64_t first_position) {
   require(tokens.shape.rank() == 2 && tokens.dtype == DType::kInt32, ErrorCode::kInvalidArgument,
           kEmbeddingOp, ": tokens must be (batch, length) int32, got ", tokens.shape, " ",
           to_string(tokens.dtype));
@@ -19,9 +20,12 @@ void check_arguments(const TensorView& tokens, const Parameter& wte, const Param
   require(positions.rank() == 2 && wte.value.shape[1] == positions[1], ErrorCode::kInvalidArgument,
           kEmbeddingOp, ": wte ", wte.value.shape, " and wpe ", positions,
           " must be matrices of equal width");
-  require(tokens.shape[1] <= positions[0], ErrorCode::kInvalidArgument, kEmbeddingOp,
-          ": sequences of ", tokens.shape[1], " tokens are longer than the context of ",
+  require(first_position >= 0 && first_position + tokens.shape[1] <= positions[0],
+          ErrorCode::kInvalidArgument, kEmbeddingOp, ": sequences of ", tokens.shape[1],
+          " tokens from position ", first_position, " on are longer than the context of ",
           positions[0]);
+  require(first_position == 0 || !wpe->gradient, ErrorCode::kInvalidArgument, kEmbeddingOp,
+          ": positions that begin at ", first_position, " must be frozen");
   check_compute_dtype(kEmbeddingOp, "wpe", wpe->value, wte.value.dtype);
 }
 
@@ -61,13 +65,14 @@ void backward(Tape& tape, const TensorView& tokens, const TensorView& dx, Parame
 }  // namespace
 
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
-                const TensorView& starts, float scale) {
-  check_arguments(tokens, wte, wpe);
+                const TensorView& starts, float scale, std::int64_t first_position) {
+  check_arguments(tokens, wte, wpe, first_position);
   scale = rounded_to(wte.value.dtype, scale);
   const std::int64_t length = tokens.shape[1];
   Tensor x = tape.activation(Shape{tokens.shape[0], length, wte.value.shape[1]}, wte.value.dtype,
                              "embedding output");
-  const TensorView positions = wpe == nullptr ? TensorView{} : wpe->value.narrow(0, 0, length);
+  const TensorView positions =
+      wpe == nullptr ? TensorView{} : wpe->value.narrow(0, first_position, length);
   tape.kernels().embedding_forward({.tokens = tokens,
                                     .wte = wte.value,
                                     .wpe = positions,

@@ -66,10 +66,38 @@ struct PromptOptions {
   friend bool operator==(const PromptOptions&, const PromptOptions&) = default;
 };
 
+/// A prompt that an MLP of three layers with ReLU makes of trained rows (P-tuning, Liu et al. 2021;
+/// PEFT's PromptEncoder): it stands in front of each sequence as a PromptOptions' does.
+struct PromptEncoderOptions {
+  std::int64_t tokens = 0;
+  std::int64_t hidden = 0;  ///< outputs of the first two layers; 0: the model's width
+  /// The encoder's output alone, as PEFT keeps it for inference: nothing of the encoder is there.
+  bool encoded = false;
+
+  friend bool operator==(const PromptEncoderOptions&, const PromptEncoderOptions&) = default;
+};
+
+/// Keys and values of so many places, of each block its own, that stand before those of a sequence
+/// (prefix tuning, Li and Liang 2021; PEFT's PrefixEncoder): every query attends to them. The
+/// places take positions of the context; the keys are as attention reads them, behind rotation.
+struct PrefixOptions {
+  std::int64_t tokens = 0;
+  /// They are made of trained rows by two layers with tanh between them, which are trained.
+  bool projection = false;
+  std::int64_t hidden = 0;  ///< outputs of the first of these; 0: the width of all keys of a place
+  bool zero = false;        ///< begins as zeros, not as normal numbers
+  /// With `projection`: what it makes alone, as PEFT keeps it for inference.
+  bool encoded = false;
+
+  friend bool operator==(const PrefixOptions&, const PrefixOptions&) = default;
+};
+
 /// The adapters that are trained instead of a model's own parameters, which are frozen but for
 /// those of `saved_modules`. The names of modules and the rules by which they match are PEFT's.
 struct AdapterConfig {
-  std::variant<std::monostate, LoraOptions, Ia3Options, PromptOptions> kind{};
+  std::variant<std::monostate, LoraOptions, Ia3Options, PromptOptions, PromptEncoderOptions,
+               PrefixOptions>
+      kind{};
   /// Module names, or ends of their paths, such as "q_proj" or "layers.3.mlp.up_proj". A prompt
   /// has none.
   std::vector<std::string> targets{};
@@ -83,8 +111,37 @@ struct AdapterConfig {
   const LoraOptions* lora() const { return std::get_if<LoraOptions>(&kind); }
   const Ia3Options* ia3() const { return std::get_if<Ia3Options>(&kind); }
   const PromptOptions* prompt() const { return std::get_if<PromptOptions>(&kind); }
-  /// Rows in front of each sequence.
-  std::int64_t prompt_tokens() const { return prompt() != nullptr ? prompt()->tokens : 0; }
+  const PromptEncoderOptions* prompt_encoder() const {
+    return std::get_if<PromptEncoderOptions>(&kind);
+  }
+  const PrefixOptions* prefix() const { return std::get_if<PrefixOptions>(&kind); }
+  std::int64_t prefix_tokens() const { return prefix() != nullptr ? prefix()->tokens : 0; }
+  /// Rows in front of the embeddings of each sequence.
+  std::int64_t prompt_rows() const {
+    return prompt() != nullptr           ? prompt()->tokens
+           : prompt_encoder() != nullptr ? prompt_encoder()->tokens
+                                         : 0;
+  }
+  /// Positions before the first of each sequence.
+  std::int64_t prompt_tokens() const { return prompt_rows() + prefix_tokens(); }
+  /// Whether an encoder makes it.
+  bool is_encoder() const {
+    return prompt_encoder() != nullptr || (prefix() != nullptr && prefix()->projection);
+  }
+  /// Whether it is what an encoder has made, without the encoder.
+  bool is_encoded() const {
+    return (prompt_encoder() != nullptr && prompt_encoder()->encoded) ||
+           (prefix() != nullptr && prefix()->encoded);
+  }
+  void set_encoded(bool encoded) {
+    if (auto* const encoder = std::get_if<PromptEncoderOptions>(&kind)) encoder->encoded = encoded;
+    auto* const prefix_options = std::get_if<PrefixOptions>(&kind);
+    if (prefix_options != nullptr) prefix_options->encoded = prefix_options->projection && encoded;
+  }
+  /// Whether it stands in front of sequences, and adapts no module.
+  bool is_prompt() const {
+    return prompt() != nullptr || prompt_encoder() != nullptr || prefix() != nullptr;
+  }
 
   friend bool operator==(const AdapterConfig&, const AdapterConfig&) = default;
 };
@@ -118,6 +175,11 @@ AdapterConfig parse_adapter_json(std::string_view text, const std::string& path,
 
 /// The parameter of a tuned prompt, (prompt tokens, width).
 inline constexpr std::string_view kPromptParameter = "prompt_embeddings";
+/// Begins the names of the parameters of what makes a prompt.
+inline constexpr std::string_view kPromptEncoder = "prompt_encoder.";
+/// Behind a block's name: its parameters of a prefix begin with it. Without more, keys and values
+/// (prefix tokens, 2 * all keys of a place).
+inline constexpr std::string_view kPrefixParameter = ".prefix";
 /// Whether a parameter belongs to adapters or is a prompt.
 bool is_adapter_parameter(std::string_view name);
 

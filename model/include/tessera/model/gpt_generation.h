@@ -78,7 +78,8 @@ class GptGeneration : public BatchSource {
   Model model_;
   std::int64_t vocab_size_;
   Cache cache_;
-  std::int64_t prompt_;                ///< tuned rows in front of a text
+  std::int64_t prompt_;                ///< positions before the first of a text
+  std::int64_t prompt_rows_;           ///< tuned rows in front of a text
   std::vector<std::int32_t> tokens_;   ///< the context, and zeros behind it
   std::int64_t position_ = 0;          ///< of the context's last token
   std::vector<std::int32_t> context_;  ///< that of the last pass, or of the next

@@ -74,7 +74,8 @@ std::vector<Setting> model_settings() {
   all.push_back({.name = "adapter",
                  .help = "adapters that are trained instead of the model of --init: a folder as "
                          "PEFT writes it, whose weights they start from, or an "
-                         "adapter_config.json; its peft_type is LORA, IA3 or PROMPT_TUNING",
+                         "adapter_config.json; its peft_type is LORA, IA3, PROMPT_TUNING, P_TUNING "
+                         "or PREFIX_TUNING",
                  .must_agree = MustAgree::kNone});
   for (const AdapterKind& kind : adapter_kinds()) {
     all.push_back({.name = std::string(kind.setting), .help = std::string(kind.help)});

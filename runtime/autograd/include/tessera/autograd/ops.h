@@ -156,8 +156,9 @@ Value dropout(Tape& tape, Value x, float probability);
 /// x (B, L, C) = scale * wte[token] + wpe[position]; tokens (B, L) int32, read again in backward.
 /// Without `wpe`, x = scale * wte[token]. Positions are those within documents if there are
 /// `starts`. The scale is first rounded to the dtype of `wte`, as it would be in a tensor.
+/// Positions begin at `first_position`; unless it is 0, `wpe` is frozen.
 Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter* wpe,
-                const TensorView& starts = {}, float scale = 1.0F);
+                const TensorView& starts = {}, float scale = 1.0F, std::int64_t first_position = 0);
 
 /// y (..., C) + row `row` of table (R, C), in every place. `y` becomes the sum; it must be held by
 /// nothing else.
@@ -168,6 +169,20 @@ Value add_row(Tape& tape, Value y, Parameter& table, std::int64_t row);
 /// prompt alone has a gradient (prompt tuning: Lester et al. 2021).
 Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
                          const Parameter* wpe, Parameter& prompt, float scale = 1.0F);
+/// prompted_embedding() with a prompt that other operations have made (P-tuning: Liu et al. 2021).
+Value prompted_embedding(Tape& tape, const TensorView& tokens, const Parameter& wte,
+                         const Parameter* wpe, const Value& prompt, float scale = 1.0F);
+
+/// A copy of a parameter, through which its gradient flows.
+Value value_of(Tape& tape, Parameter& parameter);
+
+/// (B, P + T - R, C): rows (1, P, C) in place of the first R = `replaced` rows of each sequence of
+/// x (B, T, C).
+Value rows_in_front(Tape& tape, const Value& rows, const Value& x, std::int64_t replaced = 0);
+/// x (B, T, C) behind `count` rows of zeros in each sequence: (B, count + T, C).
+Value zeros_in_front(Tape& tape, const Value& x, std::int64_t count);
+/// x (P, C) with `columns` zeros before each row: (1, P, columns + C).
+Value zeros_beside(Tape& tape, const Value& x, std::int64_t columns);
 
 /// x (B, T, C) without the first `count` rows of each sequence: (B, T - count, C).
 Value without_first(Tape& tape, const Value& x, std::int64_t count);
