@@ -215,7 +215,7 @@ bool may_differ(const std::string& name) {
       "dump_folder",  "bind",           "bind_core_list",
       "packing",      "chat_template",  "chat_template_kwargs",
       "offload_path", "ranks_per_node", "task",
-      "labels"};
+      "labels",       "mlm_probability"};
   return kNames.contains(name);
 }
 

@@ -17,7 +17,8 @@ std::string describe_filling(const ExampleCounts& counts, const TokenDataset& da
   const double padding =
       1.0 - static_cast<double>(counts.filled) / static_cast<double>(counts.positions);
   std::string line = concat(counts.estimated ? "about " : "", with_commas(counts.tokens),
-                            " tokens, ", with_commas(counts.targets), " of them targets, in ",
+                            " tokens, ", with_commas(counts.targets), " of them ",
+                            dataset.options().masking ? "not special" : "targets", ", in ",
                             counted(counts.samples, "sample"), " of ",
                             with_commas(dataset.options().sequence_length), ": ",
                             std::lround(100.0 * padding), " % padding");

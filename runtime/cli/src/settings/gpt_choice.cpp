@@ -187,6 +187,7 @@ GptChoice choose_gpt(Config& config) {
   }
   choose_labels(config, choice);
   add_adapters(config, choice);
+  choose_task(config, choice.config);
   add_tokenizer(config, choice);
   if (!preset.empty()) {
     config.set_effective("model", preset);
