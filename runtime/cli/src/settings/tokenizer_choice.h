@@ -32,6 +32,10 @@ struct TokenizerChoice {
 TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
                                  const PretrainedGpt* init);
 
+/// Whether the model of --init gets rows for tokens that it lacks (--resize-vocabulary): then no
+/// tokenizer is too large for it.
+bool resizes_vocabulary(const Config& config);
+
 /// The file of --tokenizer, if that names a file or a folder with one; "" if not.
 std::string given_tokenizer(const Config& config);
 
