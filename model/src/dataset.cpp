@@ -8,6 +8,7 @@
 
 #include "data_files.h"
 #include "example_source.h"
+#include "hidden_tokens.h"
 #include "tessera/core/error.h"
 #include "token_stream.h"
 
@@ -23,6 +24,13 @@ std::int64_t training_part(const DatasetOptions& options, std::int64_t all) {
   return all - std::min(static_cast<std::int64_t>(held_out), all);
 }
 
+/// How many tokens of a stream a sample does not share with the next.
+std::int64_t tokens_of_stream(const DatasetOptions& options) {
+  if (!options.masking) return options.sequence_length;
+  return options.sequence_length - std::ssize(options.masking->before) -
+         std::ssize(options.masking->after);
+}
+
 void check_options(const DatasetOptions& options) {
   require(options.sequence_length > 0, ErrorCode::kConfig, "sequence length ",
           options.sequence_length, " is not positive");
@@ -31,20 +39,46 @@ void check_options(const DatasetOptions& options) {
           " is not in [0, 1)");
   require(options.vocab_size >= 0, ErrorCode::kConfig, "vocabulary of ", options.vocab_size,
           " tokens is negative");
+  if (!options.masking) return;
+  require(options.labels.empty(), ErrorCode::kInvalidArgument,
+          "a sample's targets are labels or hidden tokens, not both");
+  const double probability = options.masking->probability;
+  require(probability > 0.0 && probability < 1.0, ErrorCode::kConfig,
+          "tokens are hidden with "
+          "probability ",
+          probability, ", which is not between 0 and 1");
+  std::vector<std::int32_t> put = options.masking->before;
+  put.insert(put.end(), options.masking->after.begin(), options.masking->after.end());
+  put.push_back(options.masking->mask_token);
+  require(options.vocab_size == 0 || (std::ranges::max(put) < options.vocab_size &&
+                                      options.masking->vocab_size <= options.vocab_size),
+          ErrorCode::kConfig, "tokens are hidden behind others of a vocabulary of ",
+          options.masking->vocab_size, ", and the model's is ", options.vocab_size,
+          "; give the model's tokenizer");
+  require(tokens_of_stream(options) > 0, ErrorCode::kConfig, "a sequence length of ",
+          options.sequence_length, " has no room between the ",
+          options.sequence_length - tokens_of_stream(options), " tokens around a sample; raise it");
 }
 
-/// How many samples of `length` + 1 tokens, overlapping by one, `tokens` hold; at least one.
+/// Tokens that a sample of a stream shares with the next: its last target, but of masks none.
+std::int64_t shared_tokens(const DatasetOptions& options) { return options.masking ? 0 : 1; }
+
+/// How many samples `tokens` of a stream hold; at least one.
 std::int64_t count_samples(const DatasetOptions& options, std::string_view part,
                            std::int64_t tokens) {
-  const std::int64_t samples = (tokens - 1) / options.sequence_length;
+  const std::int64_t shared = shared_tokens(options), own = tokens_of_stream(options);
+  const std::int64_t samples = (tokens - shared) / own;
   if (tokens > 0 && samples > 0) return samples;
   std::string remedy = "; use more data";
-  if (tokens > 1) remedy += concat(", or a sequence length of at most ", tokens - 1);
+  if (tokens > shared) {
+    const std::int64_t around = options.sequence_length - own;
+    remedy += concat(", or a sequence length of at most ", tokens - shared + around);
+  }
   if (options.validation_fraction > 0.0) remedy += ", or another validation fraction";
   fail(ErrorCode::kConfig, "the ", part, " part of '", options.path, "' has ", tokens,
        tokens == 1 ? " token" : " tokens", ", but a sample of sequence length ",
-       options.sequence_length, " takes ", static_cast<std::uint64_t>(options.sequence_length) + 1,
-       remedy);
+       options.sequence_length, " takes ",
+       static_cast<std::uint64_t>(own) + static_cast<std::uint64_t>(shared), remedy);
 }
 
 /// Counts examples, a sample each.
@@ -166,8 +200,10 @@ std::int64_t TokenDataset::fill_sample(std::int64_t number, std::span<std::int32
                                        std::span<std::int32_t> starts) const {
   if (source_.examples != nullptr) {
     const data::ExampleSource::Part part{begin_, order_, options_.shuffle};
+    const TokenMasking* const masking = options_.masking ? &*options_.masking : nullptr;
     return source_.examples->fill(part, number, options_.vocab_size,
-                                  {inputs, targets, starts, options_.encoder});
+                                  {inputs, targets, starts, options_.encoder, masking,
+                                   data::key_of_masks(options_.seed, number)});
   }
   const std::int64_t position = number % samples_;
   const std::int64_t index =
@@ -176,19 +212,36 @@ std::int64_t TokenDataset::fill_sample(std::int64_t number, std::span<std::int32
   const std::uint64_t limit = options_.vocab_size > 0
                                   ? static_cast<std::uint64_t>(options_.vocab_size)
                                   : std::uint64_t{1} << 31;
-  const auto length = static_cast<std::size_t>(options_.sequence_length);
-  std::vector<std::uint32_t> sample(length + 1);
-  const std::int64_t begin = begin_ + index * options_.sequence_length;
+  const auto own = static_cast<std::size_t>(tokens_of_stream(options_));
+  std::vector<std::uint32_t> sample(own + static_cast<std::size_t>(shared_tokens(options_)));
+  const std::int64_t begin = begin_ + index * tokens_of_stream(options_);
   source_.stream->read(begin, sample);
   const auto outside = std::ranges::find_if(sample, [&](auto token) { return token >= limit; });
   if (outside != sample.end()) {
     source_.stream->fail_vocabulary(begin + (outside - sample.begin()), *outside,
                                     std::ranges::max(sample), static_cast<std::int64_t>(limit));
   }
-  std::copy_n(sample.begin(), length, inputs.begin());
-  std::copy_n(sample.begin() + 1, length, targets.begin());
   std::ranges::fill(starts, 0);
+  if (options_.masking) return hide(sample, number, inputs, targets);
+  std::copy_n(sample.begin(), own, inputs.begin());
+  std::copy_n(sample.begin() + 1, own, targets.begin());
   return options_.sequence_length;
+}
+
+std::int64_t TokenDataset::hide(std::span<const std::uint32_t> tokens, std::int64_t sample,
+                                std::span<std::int32_t> inputs,
+                                std::span<std::int32_t> targets) const {
+  const TokenMasking& masking = *options_.masking;
+  const auto text = std::ranges::copy(masking.before, inputs.begin()).out;
+  std::ranges::copy(masking.after, std::ranges::copy(tokens, text).out);
+  std::ranges::fill(targets, -100);
+  std::vector<std::size_t> may_be_hidden;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::size_t place = masking.before.size() + i;
+    if (masking.may_hide(inputs[place])) may_be_hidden.push_back(place);
+  }
+  return data::hide_tokens(masking, data::key_of_masks(options_.seed, sample), may_be_hidden,
+                           inputs, targets);
 }
 
 std::vector<NamedText> TokenDataset::identity() const {
@@ -201,6 +254,10 @@ std::vector<NamedText> TokenDataset::identity() const {
               of_examples ? concat(", ", source_.examples->unit_name(), " ") : ", tokens ", begin_,
               " to ", end_ - 1,
               options_.shuffle ? concat(", seed ", options_.seed) : ", not shuffled")});
+  if (options_.masking) {
+    all.push_back({"hidden tokens", concat("probability ", options_.masking->probability, ", seed ",
+                                           options_.seed)});
+  }
   return all;
 }
 

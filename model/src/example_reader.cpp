@@ -74,6 +74,7 @@ std::vector<NamedText> ExampleReader::identity() const {
 
 Example ExampleReader::read(const ordered_json& object) const {
   if (is_labelled()) return read_labelled(object);
+  if (is_masked()) return read_masked(object);
   const std::string kind = kind_of(object);
   require(kind == kind_, ErrorCode::kConfig, "has ", kind, ", and those before it have ", kind_);
   return cut(is_chat() ? read_chat(object) : read_text(object));
@@ -108,10 +109,9 @@ Example ExampleReader::read_text(const ordered_json& object) const {
   return example;
 }
 
-/// The label follows the text's tokens, as a target that the last of them predicts.
-Example ExampleReader::read_labelled(const ordered_json& object) const {
-  const std::int32_t label = class_of(object, options_.labels);
-  const std::string text = labelled_text(object);
+/// A text's tokens with what the tokenizer puts around them; of a longer one the first that fit a
+/// sample, and what is behind a text.
+Example ExampleReader::read_whole(const std::string& text) const {
   Example example;
   std::size_t behind = 0;  // tokens that the tokenizer puts behind a text
   try {
@@ -132,9 +132,34 @@ Example ExampleReader::read_labelled(const ordered_json& object) const {
   } catch (const Error& error) {
     fail(ErrorCode::kConfig, "cannot be tokenised: ", error.what());
   }
+  return example;
+}
+
+/// The label follows the text's tokens, as a target that the last of them predicts.
+Example ExampleReader::read_labelled(const ordered_json& object) const {
+  const std::int32_t label = class_of(object, options_.labels);
+  Example example = read_whole(labelled_text(object));
   const auto size = static_cast<std::int32_t>(example.tokens.size());
   example.tokens.push_back(label);
   if (size > 0) example.targets.emplace_back(size, size + 1);
+  return example;
+}
+
+/// The last token, which is written twice, stands where others have what is a target alone.
+Example ExampleReader::read_masked(const ordered_json& object) const {
+  require(kind_of(object) == kTexts, ErrorCode::kConfig, "has ", kind_of(object),
+          ", and tokens are hidden in texts; write {\"text\": \"...\"}");
+  require(object.at("text").is_string(), ErrorCode::kConfig, "has a \"text\" that is no text");
+  Example example = read_whole(object.at("text").get<std::string>());
+  const auto size = static_cast<std::int32_t>(example.tokens.size());
+  for (std::int32_t i = 0; i < size; ++i) {
+    if (!options_.masking->may_hide(example.tokens[static_cast<std::size_t>(i)])) continue;
+    if (example.targets.empty() || example.targets.back().second != i) {
+      example.targets.emplace_back(i, i);
+    }
+    example.targets.back().second = i + 1;
+  }
+  if (size > 0) example.tokens.push_back(example.tokens.back());
   return example;
 }
 

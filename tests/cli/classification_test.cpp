@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/launched_program.h"
@@ -135,9 +136,58 @@ TEST_F(Classification, ByAnEncoder) {
   EXPECT_THAT(
       error_of(run({"generate", "--init", path("tuned"), "--tokenizer", "bytes", "--prompt", "x"})),
       is_refused);
-  EXPECT_THAT(error_of(run({"train", "--no-default-config", "--model", "bert-tiny", "--data",
-                            reviews(), "--steps", "1"})),
-              HasSubstr("an encoder, which tells no next token; train it to classify"));
+  const Words encoder{
+      "train", "--no-default-config", "--model", "bert-tiny", "--data", reviews(), "--steps", "1"};
+  EXPECT_THAT(error_of(run(encoder)), HasSubstr("bytes have no mask token; give --tokenizer"));
+}
+
+/// Trained, evaluated and exported, an encoder tells masked tokens.
+TEST_F(Classification, MaskedTokensAreTold) {
+  std::ifstream in(TESSERA_SOURCE_DIR "/tests/model/tokenizers/word_pieces.json");
+  write("tokenizer.json", json::parse(in)["cases"]["uncased"]["tokenizer"].dump());
+  std::string text;
+  for (int i = 0; i < 40; ++i) text += "the film was great. hello world.\n";
+  const Words common{"--no-default-config", "--sequence-length", "16", "--micro-batch", "4"};
+  const auto with = [&](Words words, const Words& more) {
+    words.insert(words.end(), common.begin(), common.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  };
+  const Words trains{"--model",     "bert-tiny",
+                     "--layers",    "1",
+                     "--heads",     "2",
+                     "--width",     "16",
+                     "--data",      write("text.txt", text),
+                     "--tokenizer", path("tokenizer.json")};
+  const auto train_more = [&](const Words& more) {
+    Words words = trains;
+    words.insert(words.end(), more.begin(), more.end());
+    return with({"train"}, words);
+  };
+  const ProgramResult trained = train_more(
+      {"--task", "masked-lm", "--steps", "20", "--learning-rate", "1e-2", "--ranks", "2", "--quiet",
+       "--eval-data", path("text.txt"), "--log", path("log"), "--export", path("tuned")});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(read_log("log").at(0)["mlm_probability"], 0.15);
+  const json within = read_log("log").at(21);
+  ASSERT_EQ(within["kind"], "evaluation");
+  const json config = json::parse(test::read_file(path("tuned/config.json")));
+  EXPECT_EQ(config["architectures"], json::array({"BertForMaskedLM"}));
+  const ProgramResult told = with(
+      {"evaluate"}, {"--init", path("tuned"), "--eval-data", path("text.txt"), "--format", "json"});
+  ASSERT_EQ(told.exit_code, 0) << told.err;
+  const json alone = json::parse(told.out);
+  for (const char* const key : {"loss", "tokens", "correct_tokens"}) {
+    EXPECT_EQ(alone[key], within[key]) << key;
+  }
+  EXPECT_THAT(error_of(train_more({"--task", "text"})),
+              HasSubstr("tells no next token; give --task masked-lm or classification"));
+  EXPECT_THAT(error_of(train_more({"--mlm-probability", "1"})), HasSubstr("below 1"));
+  EXPECT_THAT(error_of(train_more({"--sample-tokens", "5"})), HasSubstr("tells masked tokens"));
+  EXPECT_THAT(error_of(run({"plan", "--no-default-config", "--task", "masked-lm"})),
+              HasSubstr("is for encoders (bert), and a gpt2 tells the next token"));
+  EXPECT_THAT(error_of(run({"plan", "--no-default-config", "--mlm-probability", "0.2"})),
+              HasSubstr("leave it out"));
 }
 
 TEST_F(Classification, WhatDoesNotFitIsRefusedWithARemedy) {

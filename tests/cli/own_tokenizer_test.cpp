@@ -146,6 +146,51 @@ TEST_F(OwnTokenizer, ExamplesEndWithItsEndToken) {
               HasSubstr("each example ends with the token 0, the model's eos_token_id"));
 }
 
+/// With --resize-vocabulary a model has the tokens of a tokenizer that is larger, on any ranks and
+/// in what is exported.
+TEST_F(OwnTokenizer, MayBringTokensThatTheModelLacks) {
+  const std::string init = TESSERA_SOURCE_DIR "/tests/model/golden/families/llama";
+  const Words training{"train",
+                       "--init",
+                       init,
+                       "--tokenizer",
+                       kLlama3,
+                       "--data",
+                       kAlice,
+                       "--steps",
+                       "2",
+                       "--sample-tokens",
+                       "0",
+                       "--quiet",
+                       "--sequence-length",
+                       "16",
+                       "--micro-batch",
+                       "1"};
+  const auto with = [&](const Words& more) {
+    Words words = training;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  EXPECT_THAT(refused(training),
+              AllOf(HasSubstr("has 525 tokens, and the model's vocabulary is 37"),
+                    HasSubstr("--resize-vocabulary")));
+  EXPECT_THAT(refused(with({"--resize-vocabulary", "--lora", "r=2,targets=q_proj"})),
+              HasSubstr("resize and export the base first"));
+  good(with({"--resize-vocabulary", "--log", path("one"), "--accumulate", "2", "--export",
+             path("resized")}));
+  good(with({"--resize-vocabulary", "--log", path("two"), "--ranks", "2"}));
+  EXPECT_EQ(read_log("one").back()["parameters_sha256"],
+            read_log("two").back()["parameters_sha256"]);
+  EXPECT_EQ(read_log("one").at(0)["vocab_size"], 525);
+  const json config = json::parse(test::read_file(path("resized/config.json")));
+  EXPECT_EQ(config["vocab_size"], 525);
+  good({"evaluate", "--init", path("resized"), "--eval-data", kAlice, "--sequence-length", "16",
+        "--eval-tokens", "32"});
+  EXPECT_THAT(refused({"train", "--model", "gpt2-tiny", "--data", kAlice, "--steps", "1",
+                       "--resize-vocabulary"}),
+              HasSubstr("adds rows to the model of --init, which is not given"));
+}
+
 TEST_F(OwnTokenizer, SaysHowMuchIsPadding) {
   const std::string init = folder(), data = examples();
   const Words training{"train", "--init",          init, "--sequence-length", "32",    "--steps",

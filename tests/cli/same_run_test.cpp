@@ -209,18 +209,39 @@ const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a
 /// machine has.
 bool may_differ(const std::string& name) {
-  static const std::set<std::string> kNames{
-      "data",         "eval_data",      "log",
-      "csv",          "gemm_table",     "tensorboard",
-      "append",       "overwrite",      "verbose",
-      "quiet",        "prompt",         "temperature",
-      "top_k",        "format",         "memory_limit",
-      "timeout",      "tokenizer",      "top_p",
-      "adapter",      "init",           "grace",
-      "dump_folder",  "bind",           "bind_core_list",
-      "packing",      "chat_template",  "chat_template_kwargs",
-      "offload_path", "ranks_per_node", "task",
-      "labels"};
+  static const std::set<std::string> kNames{"data",
+                                            "eval_data",
+                                            "log",
+                                            "csv",
+                                            "gemm_table",
+                                            "tensorboard",
+                                            "append",
+                                            "overwrite",
+                                            "verbose",
+                                            "quiet",
+                                            "prompt",
+                                            "temperature",
+                                            "top_k",
+                                            "format",
+                                            "memory_limit",
+                                            "timeout",
+                                            "tokenizer",
+                                            "top_p",
+                                            "adapter",
+                                            "init",
+                                            "grace",
+                                            "dump_folder",
+                                            "bind",
+                                            "bind_core_list",
+                                            "packing",
+                                            "chat_template",
+                                            "chat_template_kwargs",
+                                            "offload_path",
+                                            "ranks_per_node",
+                                            "task",
+                                            "labels",
+                                            "mlm_probability",
+                                            "resize_vocabulary"};
   return kNames.contains(name);
 }
 

@@ -138,7 +138,9 @@ std::string to_adapter_json(const AdapterConfig& adapter, const GptConfig& confi
                      {"modules_to_save", adapter::list_or_null(saved)},
                      {"peft_type", kind.shown.peft_type},
                      {"revision", nullptr},
-                     {"task_type", classifies ? "SEQ_CLS" : "CAUSAL_LM"}});
+                     {"task_type", classifies                  ? json("SEQ_CLS")
+                                   : family_of(config).encoder ? json()  // PEFT has none of masks
+                                                               : json("CAUSAL_LM")}});
   return object.dump(indent);
 }
 

@@ -186,13 +186,15 @@ nlohmann::ordered_json own_config(const GptConfig& config) {
   return config.family == GptFamily::kGpt2 ? gpt2_config(config) : llama_config_json(config);
 }
 
-/// Equal in all that a config.json says. Layers that are too few for a period have none.
+/// Equal in all that a config.json says but the number of tokens. Layers that are too few for a
+/// period have none.
 bool is_same_model(const GptConfig& a, const GptConfig& b) {
   GptConfig same = a;
   const auto period = [](const GptConfig& c) {
     return c.window_period > c.layers ? 0 : c.window_period;
   };
   if (period(a) == period(b)) same.window_period = b.window_period;
+  same.vocab_size = b.vocab_size;
   same.dropout = b.dropout;
   same.adapter = b.adapter;
   same.labels = b.labels;  // which have keys of their own
@@ -238,6 +240,7 @@ std::string adapted_config(const std::string& source, const GptConfig& config,
       if (std::ranges::find(kOnlyNew, key) == kOnlyNew.end()) file[key] = value;
     }
   }
+  if (of_source.vocab_size != config.vocab_size) file["vocab_size"] = config.vocab_size;
   if (format == WeightFormat::kNone) {
     file.erase(kQuantization);
   } else if (format != read_quantization(reader)) {

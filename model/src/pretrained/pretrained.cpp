@@ -43,6 +43,9 @@ std::int64_t read_interval(const std::vector<InputFile>& files, const Place& pla
     }
     part_begin = part_end;
   }
+  for (std::int64_t i = std::max(first, part_begin); !place.new_row.empty() && i < last; ++i) {
+    values[as_size(i - first)] = place.new_row[as_size(i - part_begin) % place.new_row.size()];
+  }
   return bytes;
 }
 

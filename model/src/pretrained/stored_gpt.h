@@ -53,12 +53,13 @@ struct Part {
   StoredScales quantized{};
 };
 
-/// A parameter in files: parts that follow each other along the first dimension.
+/// A parameter in files: parts that follow each other along the first dimension, and new rows.
 struct Place {
   Shape shape;
   std::vector<Part> parts{};
   WeightFormat format = WeightFormat::kNone;  ///< in a checkpoint
   std::vector<std::int64_t> joined{};         ///< the same: ParameterSpec::joined
+  std::vector<float> new_row{};               ///< each row behind the parts; empty: there are none
 };
 using Places = std::map<std::string, Place, std::less<>>;
 

@@ -58,6 +58,8 @@ std::int32_t separator_of(const Tokenizer& tokenizer, bool end_of_text) {
   const auto end = tokenizer.end_of_text();
   if (end_of_text && end) return *end;
   const std::vector<std::int32_t> newline = tokenizer.encode("\n");
+  const auto between = tokenizer.id_of("[SEP]");  // WordPiece has no newline
+  if (newline.empty() && between) return *between;
   require(!newline.empty(), ErrorCode::kConfig,
           "the tokenizer has neither an end of text nor a newline to put between files");
   return newline.front();

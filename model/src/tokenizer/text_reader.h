@@ -16,7 +16,7 @@ bool encode_file(TokenEncoder& encoder, const std::string& path,
                  const std::function<bool(std::span<const std::int32_t>, std::int64_t)>& on_tokens);
 
 /// The token between two files: of the end of text if it is wanted and there is one, else of a
-/// newline.
+/// newline, or "[SEP]" where that has no token.
 std::int32_t separator_of(const Tokenizer& tokenizer, bool end_of_text);
 
 }  // namespace tessera::data

@@ -268,6 +268,14 @@ std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
   return found == tables_->ids.end() ? std::nullopt : std::optional(found->second);
 }
 
+std::vector<std::int32_t> Tokenizer::special_tokens() const {
+  std::vector<std::int32_t> ids;
+  for (std::size_t id = 0; id < tables_->special.size(); ++id) {
+    if (tables_->special[id]) ids.push_back(static_cast<std::int32_t>(id));
+  }
+  return ids;
+}
+
 std::optional<std::int32_t> Tokenizer::end_of_text() const {
   for (const char* content :
        {"<|endoftext|>", "<|end_of_text|>", "</s>", "<\uff5cend\u2581of\u2581sentence\uff5c>"}) {

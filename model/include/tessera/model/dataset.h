@@ -11,6 +11,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/model/chat_template.h"
 #include "tessera/model/sample_order.h"
+#include "tessera/model/token_masking.h"
 #include "tessera/model/tokenizer.h"
 
 namespace tessera {
@@ -75,6 +76,10 @@ struct DatasetOptions {
   /// For an encoder: an example's label is the target of its first token instead, and samples say
   /// where documents begin also if they are not packed, for padding is a document of its own.
   bool encoder = false;
+  /// Set: tokens are hidden, and they are the targets, each at its own place. A sample of a stream
+  /// is tokens with what TokenMasking puts around them, and shares none with the next; examples are
+  /// texts, of which longer ones are cut as those to classify. Not beside `labels`.
+  std::optional<TokenMasking> masking{};
   /// Ends an example; unset: the tokenizer's end-of-text token. Bytes have none.
   std::optional<std::int32_t> end_token{};
   /// The template of examples that are messages; opened where there are some.
@@ -103,10 +108,10 @@ struct ExampleCounts {
 /// Language modelling on a stream of tokens, or on examples of their own.
 ///
 /// The stream is divided into samples of sequence_length + 1 tokens that overlap by one: inputs are
-/// the first sequence_length of them, targets the last. Tokens left over at the end are not used.
-/// Sample i of the endless sequence is entry i % samples_per_epoch() of epoch i /
-/// samples_per_epoch(), whoever asks for it. Copies share the files, which are mapped into memory
-/// and must not change.
+/// the first sequence_length of them, targets the last (but of masks: see DatasetOptions::masking).
+/// Tokens left over at the end are not used. Sample i of the endless sequence is entry i %
+/// samples_per_epoch() of epoch i / samples_per_epoch(), whoever asks for it. Copies share the
+/// files, which are mapped into memory and must not change.
 class TokenDataset : public BatchSource {
  public:
   /// Opens the files and stands for the training part.
@@ -167,6 +172,9 @@ class TokenDataset : public BatchSource {
   };
   static Source open(const DatasetOptions& options);
   TokenDataset(DatasetOptions options, Source source, std::int64_t begin, std::int64_t end);
+  /// Writes tokens of a stream to a sample and hides some.
+  std::int64_t hide(std::span<const std::uint32_t> tokens, std::int64_t sample,
+                    std::span<std::int32_t> inputs, std::span<std::int32_t> targets) const;
 
   DatasetOptions options_;
   Source source_;

@@ -49,6 +49,8 @@ class Tokenizer {
   std::int64_t vocab_size() const;
   /// The id of a token in the spelling of the file, such as "<|im_start|>"; none if there is none.
   std::optional<std::int32_t> id_of(std::string_view token) const;
+  /// The ids that the file marks as special, in ascending order.
+  std::vector<std::int32_t> special_tokens() const;
   /// "<|endoftext|>", "<|end_of_text|>" or "</s>", if the file has such an added token.
   std::optional<std::int32_t> end_of_text() const;
 

@@ -111,9 +111,10 @@ std::vector<Setting> choice_settings() {
                 "the model answers, a .jsonl file of HellaSwag's lines (ctx_a, ctx_b, endings, "
                 "label) or of {\"question\": ..., \"choices\": [...], \"answer\": 0}; "
                 "classification: of a model with labels, accuracy and F1 of the texts of it, "
-                "lines of {\"text\": ..., \"label\": ...} [loss; classification of a model "
-                "with labels]",
-        .choices = {"loss", "multiple-choice", "classification"},
+                "lines of {\"text\": ..., \"label\": ...}; masked-lm: loss and accuracy of "
+                "masked tokens, by an encoder [loss; classification of a model with labels; "
+                "masked-lm of other encoders]",
+        .choices = {"loss", "multiple-choice", "classification", "masked-lm"},
         .other_spellings = {{"text", "loss"}}},
        {.name = "questions",
         .type = SettingType::kInteger,

@@ -71,11 +71,11 @@ std::vector<Setting> sample_settings() {
 }
 
 std::int64_t sample_tokens(Config& config, const Model& model, const TokenDataset& dataset) {
-  if (!dataset.options().labels.empty()) {
+  if (!dataset.options().labels.empty() || dataset.options().masking) {
     require(config.is_null("sample_tokens") || config.get<std::int64_t>("sample_tokens") == 0,
             ErrorCode::kConfig,
-            "--sample-tokens is for models that write text, and this one tells labels; leave it "
-            "out");
+            "--sample-tokens is for models that write text, and this one tells ",
+            dataset.options().masking ? "masked tokens" : "labels", "; leave it out");
     config.set_effective("sample_tokens", 0);
     return 0;
   }

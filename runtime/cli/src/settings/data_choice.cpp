@@ -14,6 +14,7 @@
 #include "tessera/core/text.h"
 #include "tessera/model/gpt_family.h"
 #include "tessera/model/hugging_face.h"
+#include "tessera/model/tokenizer_folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,7 +25,8 @@ std::string describe_filling(const ExampleCounts& counts, const TokenDataset& da
   const double padding =
       1.0 - static_cast<double>(counts.filled) / static_cast<double>(counts.positions);
   std::string line = concat(counts.estimated ? "about " : "", with_commas(counts.tokens),
-                            " tokens, ", with_commas(counts.targets), " of them targets, in ",
+                            " tokens, ", with_commas(counts.targets), " of them ",
+                            dataset.options().masking ? "not special" : "targets", ", in ",
                             counted(counts.samples, "sample"), " of ",
                             with_commas(dataset.options().sequence_length), ": ",
                             std::lround(100.0 * padding), " % padding");
@@ -176,6 +178,26 @@ auto open_checked(std::int64_t vocab_size, const Open& open) {
   }
 }
 
+/// How tokens are hidden from an encoder: the tokenizer's mask token is that of its configuration,
+/// or else BERT's.
+TokenMasking masking_of(const Config& config, const GptChoice& choice) {
+  const TokenizerChoice& text = choice.text;
+  const std::string why = text.no_text.empty()
+                              ? "bytes have no mask token; give --tokenizer FILE or FOLDER, or "
+                                "--task classification with labels"
+                              : text.no_text;
+  require(text.tokenizer.has_value(), ErrorCode::kConfig, "the model is a ",
+          family_of(choice.config).name, ", an encoder, which tells masked tokens, and ", why);
+  const std::filesystem::path folder = std::filesystem::path(text.path).parent_path();
+  std::string mask = special_token_of(folder.empty() ? "." : folder.string(), "mask_token");
+  if (mask.empty()) mask = "[MASK]";
+  try {
+    return tessera::masking_of(*text.tokenizer, mask, config.get<double>("mlm_probability"));
+  } catch (const Error& error) {
+    fail(error.code(), "'", text.path, "': ", error.what());
+  }
+}
+
 DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
   DatasetOptions options;
   options.kind = parse_data_kind(config.get<std::string>("data_kind"));
@@ -183,10 +205,7 @@ DatasetOptions dataset_options(const Config& config, const GptChoice& choice) {
   options.vocab_size = choice.config.vocab_size;
   options.labels = choice.config.labels;
   options.encoder = family_of(choice.config).encoder;
-  require(!options.encoder || !options.labels.empty(), ErrorCode::kConfig, "the model is a ",
-          family_of(choice.config).name,
-          ", an encoder, which tells no next token; train it to classify (--task classification), "
-          "or name a model that writes text");
+  if (options.encoder && options.labels.empty()) options.masking = masking_of(config, choice);
   options.tokenizer = choice.text.tokenizer;
   options.no_text = choice.text.no_text;
   options.end_token = choice.text.end_token;

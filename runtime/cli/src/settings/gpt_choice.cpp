@@ -6,6 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
 #include "tessera/model/gpt_family.h"
+#include "tessera/model/resized_vocabulary.h"
 
 namespace tessera::cli {
 
@@ -141,7 +142,8 @@ std::string describe_decoding(const GptConfig& gpt, const PretrainedGpt& from,
 
 namespace {
 
-/// Where there is data to read, or a tokenizer is asked for.
+/// Where there is data to read, or a tokenizer is asked for. With --resize-vocabulary the model
+/// gets the tokens that it lacks.
 void add_tokenizer(Config& config, GptChoice& choice) {
   const auto is_given = [&](const char* name) {
     return has_setting(config, name) && !config.is_null(name);
@@ -155,6 +157,11 @@ void add_tokenizer(Config& config, GptChoice& choice) {
   } else {
     choice.text =
         choose_tokenizer(config, known, choice.pretrained ? &*choice.pretrained : nullptr);
+  }
+  if (resizes_vocabulary(config) && choice.pretrained && choice.text.tokenizer &&
+      choice.text.tokenizer->vocab_size() > known) {
+    choice.pretrained = with_vocabulary(*choice.pretrained, choice.text.tokenizer->vocab_size());
+    choice.config.vocab_size = choice.pretrained->config().vocab_size;
   }
   if (choice.text.tokenizer) config.set_effective("tokenizer", choice.text.path);
 }
@@ -183,8 +190,12 @@ GptChoice choose_gpt(Config& config) {
     gpt = choice.pretrained->config();
     preset = preset_of(gpt);
   }
+  require(!resizes_vocabulary(config) || !config.is_null("init"), ErrorCode::kConfig,
+          "--resize-vocabulary adds rows to the model of --init, which is not given; a new model "
+          "has its tokenizer's vocabulary");
   choose_labels(config, choice);
   add_adapters(config, choice);
+  choose_task(config, choice.config);
   add_tokenizer(config, choice);
   if (!preset.empty()) {
     config.set_effective("model", preset);

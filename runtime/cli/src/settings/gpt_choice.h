@@ -51,6 +51,10 @@ struct TokenizerChoice {
 TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
                                  const PretrainedGpt* init);
 
+/// Whether the model of --init gets rows for tokens that it lacks (--resize-vocabulary): then no
+/// tokenizer is too large for it.
+bool resizes_vocabulary(const Config& config);
+
 /// The file of --tokenizer, if that names a file or a folder with one; "" if not.
 std::string given_tokenizer(const Config& config);
 
@@ -119,5 +123,9 @@ std::vector<Setting> label_settings();
 /// --labels, or else those in --data. A model that has labels keeps them. Writes into `config` what
 /// it is. Throws Error{kConfig} if they do not fit, or if there are none to be found.
 void choose_labels(Config& config, GptChoice& choice);
+
+/// Writes into `config` that an encoder without labels tells masked tokens. Throws Error{kConfig}
+/// if --task asks a model for what it cannot learn.
+void choose_task(Config& config, const GptConfig& gpt);
 
 }  // namespace tessera::cli

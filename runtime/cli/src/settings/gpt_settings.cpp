@@ -94,6 +94,12 @@ std::vector<Setting> model_settings() {
                      "of a preset the vocabulary is its, unless a larger one is given [that of the "
                      "folder of --init or --model; of a preset, or of 256 tokens, bytes]",
                  .must_agree = MustAgree::kNone});
+  all.push_back({.name = "resize_vocabulary",
+                 .type = SettingType::kFlag,
+                 .fallback = false,
+                 .help = "give the model of --init rows for the tokens of its tokenizer that it "
+                         "lacks, each the mean of those that are there; --export has them, too",
+                 .must_agree = MustAgree::kNone});  // processes compare the vocabulary
   all.push_back({.name = "chat_template",
                  .help = "the template by which messages become text: a .jinja file, or a "
                          "tokenizer_config.json [chat_template.jinja or tokenizer_config.json "

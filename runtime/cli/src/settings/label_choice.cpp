@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"
 #include "tessera/model/classification.h"
+#include "tessera/model/gpt_family.h"
 
 namespace tessera::cli {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 constexpr const char* kTask = "task";
 constexpr const char* kLabels = "labels";
 constexpr const char* kClassification = "classification";
+constexpr const char* kMaskedTokens = "masked-lm";
+constexpr const char* kProbability = "mlm_probability";
 
 bool is_given(const Config& config, const char* name) {
   return has_setting(config, name) && !config.is_null(name);
@@ -63,13 +66,25 @@ std::vector<Setting> label_settings() {
            .fallback = "text",
            .help = "what is learnt; text: the next token; classification: the label of each text "
                    "of --data, lines of {\"text\": ..., \"label\": ...}, by a new head, or that of "
-                   "a model of --init that has labels [what the model of --init does]",
-           .choices = {"text", kClassification},
+                   "a model of --init that has labels; masked-lm: masked tokens of texts, by an "
+                   "encoder [what the model of --init does; an encoder: masked-lm]",
+           .choices = {"text", kClassification, kMaskedTokens},
            .must_agree = MustAgree::kNone},  // processes compare the labels of their data
           {.name = kLabels,
            .help = "of --task classification: the names of the labels, with commas between, in the "
                    "order of their numbers [those of --init, else of --data, in order]",
-           .must_agree = MustAgree::kNone}};
+           .must_agree = MustAgree::kNone},
+          {.name = kProbability,
+           .type = SettingType::kNumber,
+           .help = "of --task masked-lm: the probability that a token is to be told; of such "
+                   "tokens 80 % are masked, 10 % are random ones and 10 % stay [0.15]",
+           .check =
+               [](const nlohmann::json& value) {
+                 const auto share = value.get<double>();
+                 require(share > 0.0 && share < 1.0, ErrorCode::kConfig, value.dump(),
+                         " is out of range; it must be above 0 and below 1");
+               },
+           .must_agree = MustAgree::kNone}};  // as above
 }
 
 void choose_labels(Config& config, GptChoice& choice) {
@@ -99,6 +114,31 @@ void choose_labels(Config& config, GptChoice& choice) {
   config.set_effective(kTask, kClassification);
   if (has_setting(config, kLabels)) {
     config.set_effective(kLabels, tessera::joined(choice.config.labels, ","));
+  }
+}
+
+void choose_task(Config& config, const GptConfig& gpt) {
+  if (!has_setting(config, kTask)) return;
+  const auto task = config.get<std::string>(kTask);
+  const FamilyRow& family = family_of(gpt);
+  const bool tells_masks = family.encoder && gpt.labels.empty();
+  require(task != kMaskedTokens || family.encoder, ErrorCode::kConfig,
+          "--task masked-lm is for encoders (bert), and a ", family.name,
+          " tells the next token; leave it out, or name another model");
+  require(task != kMaskedTokens || tells_masks, ErrorCode::kConfig,
+          "--task is masked-lm, and the model of --init classifies ", gpt.labels.size(),
+          " labels; leave out --task, or name the model that it was before");
+  require(!tells_masks || task != "text" || !config.is_typed(kTask), ErrorCode::kConfig, "a ",
+          family.name,
+          " is an encoder, which tells no next token; give --task masked-lm or "
+          "classification, or name a model that writes text");
+  if (has_setting(config, kProbability)) {
+    require(tells_masks || config.is_null(kProbability), ErrorCode::kConfig,
+            "--mlm-probability is of --task masked-lm, for encoders; leave it out");
+    if (tells_masks && config.is_null(kProbability)) config.set_effective(kProbability, 0.15);
+  }
+  if (tells_masks && (task == "text" || task == "loss")) {
+    config.set_effective(kTask, kMaskedTokens);
   }
 }
 

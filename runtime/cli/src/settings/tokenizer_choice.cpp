@@ -33,7 +33,8 @@ std::string too_large(const TokenizerChoice& choice, std::int64_t vocab_size) {
   const std::int64_t tokens = choice.tokenizer->vocab_size();
   if (vocab_size == 0 || tokens <= vocab_size) return "";
   return concat("the tokenizer '", choice.path, "' has ", tokens,
-                " tokens, and the model's vocabulary is ", vocab_size);
+                " tokens, and the model's vocabulary is ", vocab_size,
+                "; add rows for them to the model of --init (--resize-vocabulary)");
 }
 
 /// Takes the tokenizer's own, as TRL does; else the model's, whose list may begin with another.
@@ -67,7 +68,7 @@ TokenizerChoice choose_by_default(const Config& config, std::int64_t vocab_size,
     choice.path = file;
     try {
       choice.tokenizer.emplace(file);
-      choice.no_text = too_large(choice, vocab_size);
+      choice.no_text = too_large(choice, resizes_vocabulary(config) ? 0 : vocab_size);
     } catch (const Error& error) {
       choice.no_text = error.what();
     }
@@ -91,6 +92,11 @@ TokenizerChoice choose_by_default(const Config& config, std::int64_t vocab_size,
 
 }  // namespace
 
+bool resizes_vocabulary(const Config& config) {
+  constexpr std::string_view kResize = "resize_vocabulary";
+  return has_setting(config, kResize) && config.get<bool>(kResize);
+}
+
 std::string given_tokenizer(const Config& config) {
   const std::string name = config.text("tokenizer");
   return name.empty() || name == kBytes ? "" : find_tokenizer(name);
@@ -107,9 +113,9 @@ TokenizerChoice choose_tokenizer(const Config& config, std::int64_t vocab_size,
     require(!choice.path.empty(), ErrorCode::kConfig, "--tokenizer: the folder '", name,
             "' has no tokenizer.json; give another folder, or a file");
     choice.tokenizer.emplace(choice.path);
-    const std::string why = too_large(choice, vocab_size);
+    const std::string why = too_large(choice, resizes_vocabulary(config) ? 0 : vocab_size);
     require(why.empty(), ErrorCode::kConfig, why,
-            "; give another, or a model that knows as many tokens");
+            ", or give another, or a model that knows as many tokens");
   }
   choose_end_token(choice, init);
   return choice;
