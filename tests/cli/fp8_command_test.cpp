@@ -15,6 +15,7 @@ using nlohmann::json;
 using test::ProgramResult;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Fp8Command : public test::ProgramTest {
  protected:
@@ -93,6 +94,26 @@ TEST_F(Fp8Command, EveryCommandKnowsThePrecision) {
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("fp8_format is e4m3, but precision is bf16"),
                                  HasSubstr("--precision fp8")));
+}
+
+TEST_F(Fp8Command, PlansSayHowMatricesTravel) {
+  const auto planned = [&](const std::string& format) {
+    return run({"plan", "--model", "gpt2-tiny", "--ranks", "2", "--strategy", "full_shard",
+                "--precision", "fp8", "--gather-format", format});
+  };
+  const ProgramResult in_codes = planned("e4m3"), in_bf16 = planned("bf16");
+  ASSERT_EQ(in_codes.exit_code, 0) << in_codes.err;
+  EXPECT_THAT(
+      in_codes.out + in_codes.err,
+      AllOf(HasSubstr("matrices in fp8 of 4 units are gathered as codes"),
+            HasSubstr("all-reduce-max over shard -> *scales.0"), HasSubstr("3 code slots")));
+  ASSERT_EQ(in_bf16.exit_code, 0) << in_bf16.err;
+  EXPECT_THAT(in_bf16.out + in_bf16.err, Not(HasSubstr("code")));
+  const ProgramResult refused =
+      run({"plan", "--model", "gpt2-tiny", "--precision", "bf16", "--gather-format", "bf16"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("gather_format is bf16, but precision is bf16"),
+                                 HasSubstr("leave --gather-format out")));
 }
 
 TEST_F(Fp8Command, GeneratesAndEvaluatesWhatWasTrained) {

@@ -267,11 +267,14 @@ TEST(Fp8, MaxWordsTakesTheLargestOfEachColumn) {
     const auto width = static_cast<std::size_t>(columns);
     std::vector<std::int32_t> words(static_cast<std::size_t>(rows) * width), expected(width, 0);
     for (std::size_t i = 0; i < words.size(); ++i) {
-      words[i] = static_cast<std::int32_t>(i * 2654435761U >> 1U);
+      words[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(i) * 2654435761U);
     }
     if (words.size() > 4) words[4] = 0x7fc00001;  // NaN
     for (std::size_t i = 0; i < words.size(); ++i) {
-      expected[i % width] = std::max(expected[i % width], words[i]);
+      const auto larger = [](std::int32_t a, std::int32_t b) {
+        return static_cast<std::uint32_t>(a) < static_cast<std::uint32_t>(b);
+      };
+      expected[i % width] = std::max(expected[i % width], words[i], larger);
     }
     std::vector<std::int32_t> largest(width, -1);
     StreamUnderTest stream;

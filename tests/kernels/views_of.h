@@ -91,6 +91,7 @@ inline Views views_of(DequantizeArgs& a) { return {&a.src, &a.dst}; }
 inline Views views_of(FillArgs& a) { return {&a.dst, &a.factor}; }
 inline Views views_of(FillNormalArgs& a) { return {&a.dst}; }
 inline Views views_of(AmaxArgs& a) { return {&a.x, &a.amax}; }
+inline Views views_of(MaxWordsArgs& a) { return {&a.rows, &a.words}; }
 inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes}; }
 inline Views views_of(Fp8DecodeArgs& a) { return {&a.codes, &a.amax, &a.y}; }
 

@@ -214,7 +214,8 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     config.set_text("ranks", "8");
     config.set_text("device", "cpu");
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
-    if (name.starts_with("fp8_")) config.set_text("precision", "fp8");
+    const bool is_of_fp8 = name.starts_with("fp8_") || name == "gather_format";
+    if (is_of_fp8) config.set_text("precision", "fp8");
     if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
     if (name == "nesterov") config.set_text("momentum", "0.5");
     if (name == "offload_activations") config.set_text("recompute", "full");

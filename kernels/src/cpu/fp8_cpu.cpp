@@ -183,11 +183,14 @@ void amax(const AmaxArgs& args, Stream&) {
 void max_words(const MaxWordsArgs& args, Stream&) {
   check_arguments(args);
   const std::int64_t rows = args.rows.shape[0], columns = args.rows.shape[1];
-  const auto* const from = args.rows.as<std::int32_t>();  // without signs
+  const auto* const from = args.rows.as<std::int32_t>();
   auto* const to = args.words.as<std::int32_t>();
   std::fill_n(to, columns, 0);
   for (std::int64_t row = 0; row < rows; ++row) {
-    for (std::int64_t i = 0; i < columns; ++i) to[i] = std::max(to[i], from[row * columns + i]);
+    for (std::int64_t i = 0; i < columns; ++i) {
+      const auto word = static_cast<std::uint32_t>(from[row * columns + i]);
+      to[i] = static_cast<std::int32_t>(std::max(static_cast<std::uint32_t>(to[i]), word));
+    }
   }
 }
 
