@@ -2,7 +2,7 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What attention's arguments must satisfy on every device.
+// Conditions that attention's arguments must satisfy on every device.
 namespace tessera {
 
 /// Throws Error{kInvalidArgument} unless shapes and dtypes fit.

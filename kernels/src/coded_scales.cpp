@@ -44,7 +44,7 @@ Sums cascade(std::span<const float> values) {
   return levels[0];
 }
 
-/// As torch.Tensor.mean on a CPU with AVX2 (ATen's cascade_sum), which also one with AVX-512 takes.
+/// The mean as torch.Tensor.mean adds it on a CPU with AVX2 or AVX-512 (ATen's cascade_sum).
 float mean_of(std::span<const float> values) {
   const std::size_t vectors = values.size() / kLanes;
   Sums sums = cascade(values);

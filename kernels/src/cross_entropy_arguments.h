@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// What CrossEntropyArgs must satisfy on every device, as far as that shows without reading the
-/// targets: throws Error{kInvalidArgument} unless shapes and strides fit.
+/// Checks what CrossEntropyArgs must satisfy on every device, as far as that shows without reading
+/// the targets: throws Error{kInvalidArgument} unless shapes and strides fit.
 void check_cross_entropy(const CrossEntropyArgs& args);
 
 }  // namespace tessera

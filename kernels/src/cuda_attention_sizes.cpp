@@ -12,7 +12,7 @@ namespace {
 /// a plan.
 constexpr std::int64_t kLengthStep = 64;
 constexpr std::int64_t kFloatBytes = sizeof(float);
-/// What cuDNN keeps besides, and what it takes to align three pieces.
+/// Bytes that cuDNN keeps besides, and those that it takes to align three pieces.
 constexpr std::int64_t kCounters = 4096;
 
 /// The most that cuDNN's pass takes: a few counters forward; backward also delta, and either two

@@ -8,7 +8,7 @@ namespace tessera {
 void check_starts(const char* kernel, const TensorView& starts, std::int64_t batch,
                   std::int64_t length);
 
-/// The same for its contents, which are in host memory; see [Note: documents].
+/// Checks its contents, which are in host memory; see [Note: documents].
 void check_start_values(const char* kernel, const TensorView& starts);
 
 }  // namespace tessera

@@ -12,8 +12,8 @@ namespace tessera {
 DynamicCodes::DynamicCodes(bool is_signed) : zero_(is_signed ? 127 : 0) {
   const std::array<float, 256>& map = dynamic_map(is_signed);
   const auto zero = static_cast<std::size_t>(zero_);
-  // Of magnitudes on each side of 0, ascending: a magnitude above n of them has the code n steps
-  // from that of 0.
+  // Bounds of magnitudes on each side of 0, ascending: a magnitude above n of them has the code n
+  // steps from that of 0.
   std::array<std::array<float, 257>, 2> bounds;
   for (auto& side : bounds) side.fill(std::numeric_limits<float>::infinity());
   for (std::size_t code = 0; code + 1 < map.size(); ++code) {

@@ -9,7 +9,7 @@ namespace tessera {
 
 /// Elements of a tensor that have one scale, as in bitsandbytes' optimizers.
 inline constexpr std::int64_t kCodedBlock = 256;
-/// What a block's largest magnitude counts as where it is smaller, to be divided by.
+/// A block's largest magnitude counts as this where it is smaller, to be divided by.
 inline constexpr float kLeastAbsmax = 1e-38F;
 
 /// How numbers become codes of 8 bits of a dynamic map (dynamic_map.h). A number times
@@ -41,7 +41,7 @@ class DynamicCodes {
     return static_cast<std::uint8_t>((entry >> 16) + (is_above ? bits < 0 ? -1 : 1 : 0));
   }
 
-  /// Of each bin of numbers that are not negative, then of others: the code of magnitudes up to the
+  /// Codes by bin, of numbers that are not negative, then of others: that of magnitudes up to the
   /// bound in the bin, times 2^16, plus the lower 16 bits of the bound; 0xffff: the bin has none.
   /// Magnitudes above it have the next code, away from that of 0.
   const std::int32_t* entries() const { return entries_.data(); }
@@ -55,7 +55,7 @@ class DynamicCodes {
   std::int32_t zero_ = 0;
 };
 
-/// Of the signed or the unsigned map; to the latter, numbers below 0 are 0.
+/// The codes of the signed or the unsigned map; to the latter, numbers below 0 are 0.
 const DynamicCodes& dynamic_codes(bool is_signed);
 
 }  // namespace tessera

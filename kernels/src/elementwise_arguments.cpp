@@ -15,7 +15,7 @@ void check_flat(const char* kernel, const char* name, const TensorView& view, st
           to_string(view.dtype), ", expected fp32, bf16 or fp16");
 }
 
-/// As many contiguous elements as `like`, which is called `like_name`, and of its dtype.
+/// Checks for as many contiguous elements as `like`, which is called `like_name`, of its dtype.
 void check_like(const char* kernel, const char* like_name, const TensorView& like, const char* name,
                 const TensorView& other) {
   check_flat(kernel, name, other, like.numel());

@@ -2,8 +2,8 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What the kernels of the elementwise family demand of their arguments, on every device. Each
-// throws Error{kInvalidArgument} that names what does not fit.
+// Demands of the kernels of the elementwise family on their arguments, on every device. Each
+// check throws Error{kInvalidArgument} that names what does not fit.
 namespace tessera {
 
 void check_arguments(const GeluForwardArgs& args);

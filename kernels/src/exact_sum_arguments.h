@@ -2,7 +2,7 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What the kernels of exact sums demand of their arguments, on every device. Each throws
+// Demands of the kernels of exact sums on their arguments, on every device. Each check throws
 // Error{kInvalidArgument} that names what does not fit.
 namespace tessera {
 

@@ -5,7 +5,7 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What GemmArgs must satisfy on every device.
+// Conditions that GemmArgs must satisfy on every device.
 namespace tessera {
 
 /// Sizes of C (m, n) = op(A) (m, k) op(B) (k, n), and the distances of rows as stored, in elements:
@@ -18,7 +18,7 @@ struct GemmSizes {
 /// Throws Error{kInvalidArgument} unless shapes, strides and dtypes fit.
 GemmSizes check_gemm(const GemmArgs& args);
 
-/// What is left of a call when a kernel of its own does the bias gradient after it, or adds the
+/// The rest of a call when a kernel of its own does the bias gradient after it, or adds the
 /// residual, or does GELU or its derivative; nothing if there is none of these.
 std::optional<GemmArgs> without_epilogue(const GemmArgs& args);
 

@@ -201,7 +201,7 @@ class GemmCalibration::Impl {
       ways.push_back(std::make_unique<Way>(device_, scratch_, table, found.problem, choice));
     };
     for (const GemmAlgorithm& algorithm : found.algorithms) add({.algorithm = algorithm});
-    // What cuBLASLt has no algorithm for would run on a plain kernel, which is always slower.
+    // Without an algorithm of cuBLASLt it would run on a plain kernel, which is always slower.
     if (alone && table.choices.contains(*alone)) add({.fused = false});
     take_turns(args, ways);
     table.choices.emplace(found.problem, fastest(ways));

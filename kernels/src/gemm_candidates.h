@@ -4,7 +4,7 @@
 
 #include "tessera/kernels/gemm_table.h"
 
-// What the CUDA backend exports for calibration, by name.
+// Functions that the CUDA backend exports for calibration, by name.
 namespace tessera {
 
 /// A call as cuBLASLt would run it at once.

@@ -2,7 +2,7 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What the kernels between the projections and attention must be given, on every device.
+// Conditions on arguments of the kernels between projections and attention, on every device.
 namespace tessera {
 
 struct HeadsSizes {

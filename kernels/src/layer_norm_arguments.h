@@ -4,7 +4,7 @@
 
 #include "tessera/kernels/kernel_table.h"
 
-// What the arguments of layer normalisation must satisfy on every device.
+// Conditions that the arguments of layer normalisation must satisfy on every device.
 namespace tessera {
 
 /// The normalised tensors are (rows, width).

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// What OptimizerStepArgs must satisfy on every device: throws Error{kInvalidArgument} unless
-/// shapes, dtypes and segments fit.
+/// Checks what OptimizerStepArgs must satisfy on every device: throws Error{kInvalidArgument}
+/// unless shapes, dtypes and segments fit.
 void check_optimizer_step(const OptimizerStepArgs& args);
 
 /// The elements of a state; null if the optimizer does not keep it.

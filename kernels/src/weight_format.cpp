@@ -71,8 +71,8 @@ struct Codes {
   std::array<float, kMost - 1> bounds{};  ///< infinity where there are fewer
   std::size_t count = kMost;
 
-  /// Of the numbers of a block. Bound by bound and without branches, so that compilers vectorise
-  /// it.
+  /// Finds them for the numbers of a block, bound by bound and without branches, so that compilers
+  /// vectorise it.
   void nearest(const std::array<float, kQuantizedBlock>& x,
                std::array<std::uint8_t, kQuantizedBlock>& codes) const {
     std::array<std::int32_t, kQuantizedBlock> below{};
@@ -166,7 +166,7 @@ std::vector<float> quantize_4bit(WeightFormat format, std::span<const float> val
   return scales;
 }
 
-/// Of each of the joined matrices: the mean, the groups' scales, and the scales' codes.
+/// Writes of each of the joined matrices the mean, the groups' scales, and the scales' codes.
 void write_coded_scales(const QuantizedSizes& sizes, const JoinedLayout& layout,
                         std::span<const float> scales, std::byte* to) {
   for (std::size_t p = 0; p < layout.count; ++p) {

@@ -77,7 +77,7 @@ HWY_INLINE float row_maximum(const T* x, std::int64_t n) {
   return max_lanes(hn::Max(m0, m1));
 }
 
-/// Of up to kSumChunk elements. Writes the exponentials over x if kKeep.
+/// Sums those of up to kSumChunk elements. Writes the exponentials over x if kKeep.
 template <bool kKeep, typename T, typename Cap>
 HWY_INLINE float chunk_of_exponentials(T* x, std::int64_t n, FloatVec shift, const Cap& cap) {
   const FloatTag d;
@@ -151,7 +151,7 @@ bool is_hit(const T* x, std::int32_t target, float maximum) {
   return is_largest(x[target]) && std::none_of(x, x + target, is_largest);
 }
 
-/// Of some rows, as CrossEntropyArgs::hits.
+/// Counts of some rows, as CrossEntropyArgs::hits.
 struct Hits {
   std::int64_t correct = 0, counted = 0;
 };
@@ -174,7 +174,7 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
   const float maximum = capped_logit(largest, cap);
   const double shifted = static_cast<double>(capped_logit(at_target, cap) - maximum);
   // fp32 holds the exponentials themselves between the passes; 16 bits would round them twice.
-  // Of a cap the logits are needed once more.
+  // A cap needs the logits once more.
   constexpr bool kKeep = std::is_same_v<T, float> && std::is_same_v<Cap, NoCap>;
   const double sum = kKeep && args.gradient ? sum_of_exponentials<kKeep>(x, n, maximum, cap)
                                             : sum_of_exponentials<false>(x, n, maximum, cap);

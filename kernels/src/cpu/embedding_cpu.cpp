@@ -125,7 +125,7 @@ struct Occurrences {
   std::vector<std::int64_t> rows;   // (B L)
 };
 
-/// Of rows 0 to n - 1, of which row i has value_of(i), below vocab_size.
+/// Sorts the rows 0 to n - 1, of which row i has value_of(i), below vocab_size.
 template <typename ValueOf>
 Occurrences sort_rows(std::int64_t n, std::int64_t vocab_size, const ValueOf& value_of) {
   const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(value_of(i)); };
@@ -173,7 +173,7 @@ void backward_wte(const EmbeddingBackwardArgs& args) {
   });
 }
 
-/// Of documents, which have their positions anywhere.
+/// The pass for documents, which have their positions anywhere.
 void backward_wpe_of_documents(const EmbeddingBackwardArgs& args) {
   const std::int64_t length = args.tokens.shape[1];
   const std::int64_t channels = args.dwpe.shape[1];

@@ -71,7 +71,7 @@ HWY_INLINE float rstd_of(const T* x, std::int64_t width, float epsilon) {
   return 1.0F / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + epsilon);
 }
 
-/// Of both passes: what the norms are.
+/// Options of the norms in both passes.
 struct NormOptions {
   float epsilon, gamma_offset;
 };

@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
 namespace {
 
-/// Of sequences [begin, end).
+/// Means of the sequences [begin, end).
 void mean_rows_of(const MeanRowsForwardArgs& args, std::int64_t begin, std::int64_t end) {
   const std::int64_t length = args.x.shape[1], columns = args.x.shape[2];
   const auto divisor = splat(static_cast<float>(length));

@@ -81,7 +81,7 @@ template <typename Dst>
 void ordered_sum_typed(const TensorView& first, std::span<const TensorView> rest,
                        const TensorView& dst_view, std::int64_t begin, std::int64_t end) {
   Dst* const dst = dst_view.as<Dst>() + begin;
-  // What is accumulated into is in the cache already when it is written.
+  // The tensor that is added to is in the cache already when it is written.
   const std::int64_t tensor_bytes = first.data == dst_view.data ? 0 : dst_view.bytes();
   write_streaming(dst, end - begin, tensor_bytes,
                   [&](Dst* out, std::int64_t i, std::int64_t n)

@@ -38,7 +38,7 @@ HWY_INLINE void put(V v, D d, T* to) {
   }
 }
 
-/// The same for a full vector of floats, rounded to T.
+/// Stores a full vector of floats, rounded to T.
 template <bool kStreams>
 HWY_INLINE void put(FloatVec v, float* to) {
   put<kStreams>(v, FloatTag(), to);

@@ -103,7 +103,7 @@ std::string misalignment(std::initializer_list<const TensorView*> views) {
   return {};
 }
 
-/// What a stream keeps: cuDNN, or why it cannot be used.
+/// A stream keeps this: cuDNN, or why it cannot be used.
 struct StreamCudnn {
   std::unique_ptr<CudnnAttention> attention{};
   std::string objection{};
@@ -125,7 +125,7 @@ StreamCudnn& stream_cudnn(CudaStream& stream) {
   return *static_cast<StreamCudnn*>(slot.get());
 }
 
-/// What to run, and by which handle: a plan, or why there is none.
+/// The work to run, and by which handle: a plan, or why there is none.
 struct Choice {
   const CudnnPlan* plan = nullptr;
   cudnnHandle_t handle = nullptr;

@@ -11,10 +11,10 @@
 #include "tessera/core/error.h"
 #include "tessera/core/tensor.h"
 
-// What CUDA kernels and their launchers share. simt::launch reports launch errors by itself.
+// Kernels and their launchers share these. simt::launch reports launch errors by itself.
 namespace tessera::cuda {
 
-/// Of an H100 or H200: a constant, so that sums do not depend on the GPU.
+/// Those of an H100 or H200: a constant, so that sums do not depend on the GPU.
 inline constexpr int kMultiprocessors = 132;
 
 inline constexpr float kLog2E = 1.4426950408889634F;  // exp(x) = 2^(kLog2E x)
@@ -49,7 +49,7 @@ void with_element_type(const char* kernel, DType dtype, const Body& body) {
   }
 }
 
-/// The same for a tensor of 16 bits.
+/// Calls it for a tensor of 16 bits.
 template <typename Body>
 void with_half_type(const char* kernel, DType dtype, const Body& body) {
   with_element_type(kernel, dtype, [&]<typename T>(ElementType<T> type) {

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 enum class CudnnPass : std::uint8_t { kForward, kBackward, kBackwardDeterministic };
 
-/// What a plan is made for: packed qkv as in AttentionForwardArgs.
+/// The shape that a plan is made for: packed qkv as in AttentionForwardArgs.
 struct CudnnAttentionShape {
   std::int64_t batch = 0, length = 0, heads = 0, head_dim = 0;
   CudnnPass pass = CudnnPass::kForward;

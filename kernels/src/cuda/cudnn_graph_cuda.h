@@ -54,7 +54,7 @@ class CudnnDescriptor {
   cudnnBackendDescriptor_t raw_ = nullptr;
 };
 
-/// What a plan is made for: the device of a handle, or, to plan without one, a device described in
+/// A plan is made for it: the device of a handle, or, to plan without one, a device described in
 /// JSON as cuDNN's CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION writes it.
 struct CudnnTarget {
   cudnnHandle_t handle = nullptr;
@@ -133,7 +133,7 @@ class CudnnGraph {
   const CudnnDescriptor& at(Tensor tensor) const { return parts_[tensor.index]; }
   std::vector<CudnnDescriptor> engine_configs(const CudnnDescriptor& graph,
                                               const CudnnTarget& target);
-  /// What cuDNN notes about the engine of a config.
+  /// Tells what cuDNN notes about the engine of a config.
   bool is_deterministic(const CudnnDescriptor& config) const;
 
   const CudnnLibrary* library_;

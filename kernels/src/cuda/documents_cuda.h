@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What kernels ask about the documents of a sequence: see [Note: documents].
+// Questions of kernels about the documents of a sequence: see [Note: documents].
 namespace tessera::cuda {
 
 /// Where in its sequence the document of `place` begins: starts[row], or without starts 0. Whatever

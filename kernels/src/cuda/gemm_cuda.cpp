@@ -90,7 +90,7 @@ bool is_aligned(const Call& call) {
          (p.residual_stride == 0 || p.residual_alignment == kGemmAlignment);
 }
 
-/// What cuBLASLt documents that it takes; whether it has a kernel, its heuristic says. GELU of fp32
+/// True of what cuBLASLt documents; whether it has a kernel, its heuristic says. GELU of fp32
 /// and fp16 is left to our own kernels: how exact cuBLASLt's is, nothing says, and only bf16's few
 /// bits hide it.
 bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& plans) {

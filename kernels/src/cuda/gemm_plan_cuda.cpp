@@ -182,7 +182,7 @@ struct Layouts {
                           p.residual_stride > 0 ? p.residual_stride : p.c_stride, p)) {}
 };
 
-/// What the heuristic names, best first; nothing if cuBLASLt cannot.
+/// Returns what the heuristic names, best first; nothing if cuBLASLt cannot.
 std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const GemmProblem& p,
                                                   const Layouts& layouts,
                                                   std::size_t workspace_bytes, int most) {
@@ -193,7 +193,7 @@ std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, description.get(), layouts.b.get(), layouts.a.get(), layouts.added.get(),
       layouts.c.get(), preference.get(), most, found.data(), &count);
-  // What it cannot fuse it refuses in either of these ways.
+  // It refuses what it cannot fuse in either of these ways.
   const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
                        (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != GemmEpilogue::kNone);
   if (refused) return {};

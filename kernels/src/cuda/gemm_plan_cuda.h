@@ -19,7 +19,7 @@ struct GemmPointers {
   const void* b = nullptr;
   void* c = nullptr;
   const void* residual = nullptr;
-  // As the epilogue has them.
+  // The epilogue's own.
   void* vector = nullptr;  ///< a bias, or where a bias gradient goes
   void* aux = nullptr;
 };

@@ -16,7 +16,7 @@
 #include "tessera/kernels/optimizer.h"
 #include "tessera/kernels/philox.h"
 
-// What the kernels of an optimizer's step share (optimizer_cuda.cu, optimizer_coded_cuda.cu).
+// Parts that the kernels of an optimizer's step share (optimizer_cuda.cu, optimizer_coded_cuda.cu).
 namespace tessera::cuda {
 
 #define TESSERA_UPDATE_RULE __device__
@@ -25,7 +25,7 @@ namespace tessera::cuda {
 constexpr int kGroup = 4;
 constexpr int kUpdateThreads =
     256;  // 64 bytes in flight per thread: two blocks saturate a multiprocessor
-/// Of one launch: with 32 bytes each, half of the 4 KiB that parameters may take everywhere.
+/// Those of a launch: with 32 bytes each, half of the 4 KiB that parameters may take everywhere.
 constexpr int kSegments = 64;
 
 struct Segments {
@@ -106,7 +106,7 @@ Shard shard_without_states(const OptimizerStepArgs& args) {
   return a;
 }
 
-/// What becomes of the parameter.
+/// The fate of the parameter.
 enum class WriteOut { kNone, kNearest, kAtRandom };
 
 __device__ inline simt::bf16 rounded_at_random(float value, std::uint32_t word) {

@@ -6,7 +6,7 @@
 
 namespace tessera::cuda {
 
-/// What the streams of a process share, one object for each key: made by the first that asks for
+/// The streams of a process share it, one object for each key: made by the first that asks for
 /// it, kept as long as one of them keeps it. Thread-safe.
 template <typename Key, typename T>
 class SharedObjects {

@@ -4,8 +4,8 @@
 // 16.06 bytes of traffic per element with fp32 gradients: 12 of gradient and master, and 2.03 for
 // each moment.
 //
-// As bitsandbytes' AdamW8bit, but every parameter is in 8 bits, however small it is, blocks go on
-// over matrices that are one tensor here (query, key and value; gate and up), and what else
+// This is bitsandbytes' AdamW8bit, but every parameter is in 8 bits, however small it is, blocks go
+// on over matrices that are one tensor here (query, key and value; gate and up), and what else
 // dynamic_codes.h says. See update_rules.h, which includes this.
 struct AdamW8bit : AdamW {
   static constexpr OptimizerState kStates[] = {

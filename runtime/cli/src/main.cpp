@@ -16,7 +16,6 @@
 #include "launch/launch_command.h"
 #include "output/terminal.h"
 #include "settings/command_line.h"
-#include "settings/flag_aliases.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/cpu_list.h"
 #include "tessera/core/error.h"

@@ -5,7 +5,6 @@
 
 #include "accelerate_fp8.h"
 #include "deepspeed.h"
-#include "fsdp.h"
 #include "keys.h"
 #include "known_settings.h"
 #include "tessera/trainer/trainer_options.h"

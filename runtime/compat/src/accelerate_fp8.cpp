@@ -4,7 +4,7 @@
 #include <cctype>
 #include <utility>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/text.h"
 #include "tessera/sharding/fp8_options.h"
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "fsdp.h"
 #include "keys.h"
 #include "tessera/core/text.h"
 #include "tessera/trainer/trainer_options.h"

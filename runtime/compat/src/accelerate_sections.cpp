@@ -1,8 +1,7 @@
 #include "accelerate.h"
 
 #include "deepspeed.h"
-#include "fsdp.h"
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/text.h"
 
 namespace tessera::compat {

@@ -4,9 +4,9 @@
 #include <array>
 #include <utility>
 
+#include "document.h"
 #include "megatron_layout.h"
 #include "optimizer_names.h"
-#include "scalar.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"
 #include "tessera/trainer/setting.h"

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "document.h"
-#include "scalar.h"
 #include "variables.h"
 
 namespace tessera {

@@ -1,9 +1,9 @@
-#include "fsdp.h"
+#include "accelerate.h"
 
 #include <algorithm>
 #include <array>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/text.h"
 
 namespace tessera::compat {

@@ -392,13 +392,9 @@ void Section::differ(std::string_view key, const std::string& difference, Told t
 
 void Section::derive(std::string_view key, const std::string& setting, nlohmann::ordered_json value,
                      const std::string& note, Told told) {
+  absent(key, note, told);
   if (is_refused(key)) return;
-  translation_.entries.push_back({.key = path_of(key),
-                                  .file = file_,
-                                  .outcome = KeyOutcome::kDerived,
-                                  .settings = {{setting, std::move(value)}},
-                                  .note = note,
-                                  .announce = told == Told::kByRun});
+  translation_.entries.back().settings = {{setting, std::move(value)}};
 }
 
 void Section::absent(std::string_view key, const std::string& note, Told told) {

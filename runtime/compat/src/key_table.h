@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "document.h"
-#include "scalar.h"
 #include "tessera/compat/config_sources.h"
 #include "tessera/core/error.h"
 

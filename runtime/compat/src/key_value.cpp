@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/text.h"
 
 namespace tessera::compat {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/error.h"
 #include "tessera/core/text.h"
 

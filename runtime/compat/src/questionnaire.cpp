@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/error.h"
 
 namespace tessera::questionnaire {

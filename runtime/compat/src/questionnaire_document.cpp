@@ -7,7 +7,7 @@
 #include <cctype>
 #include <vector>
 
-#include "scalar.h"
+#include "document.h"
 #include "tessera/core/text.h"
 
 namespace tessera::questionnaire {

@@ -1,4 +1,4 @@
-#include "scalar.h"
+#include "document.h"
 
 #include <algorithm>
 #include <array>

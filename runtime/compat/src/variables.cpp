@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "document.h"
 #include "keys.h"
-#include "scalar.h"
 
 namespace tessera::compat {
 namespace {

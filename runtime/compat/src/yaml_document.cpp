@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "document.h"
-#include "scalar.h"
 #include "tessera/core/error.h"
 
 namespace tessera::compat {

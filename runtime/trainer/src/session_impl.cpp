@@ -1,22 +1,94 @@
 #include "session_impl.h"
 
 #include <unistd.h>
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
-#include "forward_outputs.h"
 #include "tessera/checkpoint/state_file.h"
+#include "tessera/collectives/process_group.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
 #include "tessera/core/host_work.h"
+#include "tessera/core/tensor.h"
 #include "tessera/core/utc_text.h"
 #include "tessera/trainer/gather.h"
 
 namespace tessera {
 namespace {
+
+/// The predictions of all ranks for the samples of Session::forward, put together in their order.
+class ForwardOutputs {
+ public:
+  ForwardOutputs(std::int64_t samples, std::int64_t micro_batch)
+      : samples_(samples), micro_batch_(micro_batch) {}
+
+  /// Adds a micro-batch from sample `first` on; by any rank's thread. Throws
+  /// Error{kInvalidArgument} if the last layer has not returned as many numbers for each sample.
+  void add(std::int64_t first, const Shape& shape, std::span<const float> values);
+  /// Adds what the other processes have. Collective, of the leaders.
+  void exchange(ProcessGroup& leaders);
+
+  /// The last layer's output, for all samples.
+  Shape shape() const;
+  std::vector<float> take_values() { return std::move(values_); }
+
+ private:
+  std::int64_t of_sample() const { return shape_.numel() / micro_batch_; }
+
+  const std::int64_t samples_, micro_batch_;
+  std::mutex mutex_;
+  Shape shape_;  ///< of a micro-batch
+  std::vector<float> values_;
+  std::vector<char> is_here_;  ///< by sample
+};
+
+void ForwardOutputs::add(std::int64_t first, const Shape& shape, std::span<const float> values) {
+  const std::lock_guard lock(mutex_);
+  require(shape.numel() % micro_batch_ == 0, ErrorCode::kInvalidArgument,
+          "forward: the last layer returned ", shape, " for ", micro_batch_,
+          " samples, which is not as much for each");
+  if (is_here_.empty()) {
+    shape_ = shape;
+    values_.resize(static_cast<std::size_t>(samples_ * of_sample()));
+    is_here_.resize(static_cast<std::size_t>(samples_));
+  }
+  const std::int64_t count = std::min(micro_batch_, samples_ - first);
+  if (count <= 0) return;
+  std::copy_n(values.begin(), count * of_sample(), values_.begin() + first * of_sample());
+  std::fill_n(is_here_.begin() + first, count, char{1});
+}
+
+void ForwardOutputs::exchange(ProcessGroup& leaders) {
+  const std::string own(reinterpret_cast<const char*>(values_.data()),
+                        values_.size() * sizeof(float));
+  const std::vector<std::string> values = gather(leaders, own);
+  const std::vector<std::string> here =
+      gather(leaders, std::string(is_here_.begin(), is_here_.end()));
+  const std::size_t bytes = static_cast<std::size_t>(of_sample()) * sizeof(float);
+  for (std::size_t process = 0; process < values.size(); ++process) {
+    for (std::size_t sample = 0; sample < here[process].size(); ++sample) {
+      if (here[process][sample] == 0) continue;
+      std::memcpy(reinterpret_cast<char*>(values_.data()) + sample * bytes,
+                  values[process].data() + sample * bytes, bytes);
+    }
+  }
+}
+
+Shape ForwardOutputs::shape() const {
+  if (shape_.rank() == 0 || shape_[0] % micro_batch_ != 0) return {samples_, of_sample()};
+  return shape_.with(0, shape_[0] / micro_batch_ * samples_);
+}
 
 struct Introduction {
   double wall_seconds = 0.0;

@@ -22,7 +22,7 @@ enum class AttentionBackend : std::uint8_t {
 
 struct CudaKernelOptions {
   AttentionBackend attention = AttentionBackend::kAuto;
-  /// The same bits on every run. cuDNN's attention backward then needs 2 B H L^2 bytes of scratch
+  /// Equal bits on every run. cuDNN's attention backward then needs 2 B H L^2 bytes of scratch
   /// (otherwise 4 B H L D, and it adds in no fixed order).
   bool deterministic = true;
   /// kAuto leaves the backward pass to our own kernels where cuDNN would need more scratch.

@@ -17,7 +17,7 @@
 // names, all others by the one that cuBLASLt's heuristic names first.
 namespace tessera {
 
-/// What cuBLASLt does to a product before it stores it. T_bias is C's dtype in all of them.
+/// cuBLASLt does this to a product before it stores it. T_bias is C's dtype in all of them.
 enum class GemmEpilogue : std::uint8_t {
   kNone,
   kBias,          ///< + vector (n)
@@ -71,7 +71,7 @@ struct GemmChoice {
   bool operator==(const GemmChoice&) const = default;
 };
 
-/// What the choices hold for.
+/// The machine that the choices hold for.
 struct GemmMachine {
   std::string gpu{};         ///< as the driver names it
   int major = 0, minor = 0;  ///< compute capability
@@ -87,7 +87,7 @@ struct GemmTable {
   std::map<GemmProblem, GemmChoice> choices{};
 };
 
-/// As a file holds it, in JSON.
+/// The text of a file that holds it, in JSON.
 std::string to_text(const GemmTable& table);
 /// Throws Error{kConfig} that names `source`, where the text is from, and what is wrong with it.
 GemmTable parse_gemm_table(const std::string& text, const std::string& source);

@@ -80,7 +80,7 @@ constexpr void lower_scale(const LossScalerRule& rule, LossScalerState& state) {
   state.scale = lowered > rule.minimum ? lowered : rule.minimum;
 }
 
-/// What an overflow does. False if the scale had to be lowered and cannot: of kDeepSpeed at its
+/// An overflow does this. False if the scale had to be lowered and cannot: of kDeepSpeed at its
 /// minimum, which raises an error there, and of kTorch below the smallest normal fp32, for 1/scale
 /// would be infinite. kMegatron stays at its minimum.
 constexpr bool after_overflow(const LossScalerRule& rule, LossScalerState& state) {
@@ -107,7 +107,7 @@ constexpr bool after_overflow(const LossScalerRule& rule, LossScalerState& state
   return true;
 }
 
-/// What a good step does. torch and Megatron count up to the window and begin anew; DeepSpeed grows
+/// A good step does this. torch and Megatron count up to the window and begin anew; DeepSpeed grows
 /// where the good steps before this one, since the last overflow, are a multiple of it.
 constexpr void after_good_step(const LossScalerRule& rule, LossScalerState& state) {
   if (!rule.dynamic) return;
@@ -121,7 +121,7 @@ constexpr void after_good_step(const LossScalerRule& rule, LossScalerState& stat
   }
 }
 
-/// What a step does to the scaler, once its verdict is known. False as after_overflow() says.
+/// A step does this to the scaler, once its verdict is known. False as after_overflow() says.
 constexpr bool update_scaler(const LossScalerRule& rule, LossScalerState& state, bool overflow) {
   if (overflow) return after_overflow(rule, state);
   after_good_step(rule, state);

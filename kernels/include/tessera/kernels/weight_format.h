@@ -55,7 +55,7 @@ struct QuantizedSizes {
   std::int64_t scale_codes = 0;        ///< bytes: one for each block, or none
   std::int64_t bytes = 0;
 };
-/// Of a matrix of this shape: its first dimension are the rows. `joined`: the rows of the matrices
+/// For a matrix of this shape: its first dimension are the rows. `joined`: the rows of the matrices
 /// that it consists of, if each has blocks, a mean and groups of its own; empty: it is one. Of
 /// matrices_apart(), only `bytes` is set. Throws Error{kInvalidArgument} for kNone, and where the
 /// rows do not add up.
@@ -82,7 +82,7 @@ struct JoinedScales {
   std::int64_t mean = 0;  ///< which of the fp32 numbers; the groups' follow it
   std::int64_t groups() const { return (blocks + kScaleGroup - 1) / kScaleGroup; }
 };
-/// As many as `count` says; the rest have no blocks.
+/// The first `count` parts have blocks, the rest none.
 struct JoinedLayout {
   std::array<JoinedScales, kMostJoined> parts{};
   std::size_t count = 0;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What kernels need beyond plain CUDA C++, for nvcc: types, 16-byte accesses, asynchronous copies
+// Kernels need more than plain CUDA C++; for nvcc: types, 16-byte accesses, asynchronous copies
 // and tensor cores as inline PTX, and launching. tests/emulator/include/simt.h implements the same
 // names for g++, so that every kernel also runs on the CPU; the include path chooses. Kernels use
 // no other inline assembly and no `__shared__` of their own.
@@ -172,7 +172,7 @@ __device__ inline void ldmatrix_x4(std::uint32_t (&words)[4], const void* row) {
                : "r"(detail::shared_address(row))
                : "memory");
 }
-/// The same with each matrix transposed.
+/// Loads them with each matrix transposed.
 __device__ inline void ldmatrix_x4_trans(std::uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])

@@ -11,7 +11,7 @@
 #include "bench/compare_results.h"
 #include "commands.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "env/machine.h"
+#include "env/reports.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/setting.h"

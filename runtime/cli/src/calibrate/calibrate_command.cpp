@@ -14,11 +14,10 @@
 #include <vector>
 
 #include "commands.h"
-#include "env/machine.h"
-#include "output/live_line.h"
+#include "env/reports.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "plan/planned_run.h"
 #include "run/interrupt.h"
 #include "settings/command_line.h"
@@ -62,19 +61,19 @@ class RandomSamples : public TokenShapes {
  public:
   explicit RandomSamples(const GptChoice& choice)
       : TokenShapes(choice.sequence_length, choice.has_starts),
-        length_(choice.sequence_length),
         vocabulary_(choice.config.vocab_size),
         labels_(std::ssize(choice.config.labels)),
         labelled_(family_of(choice.config).encoder ? 0 : choice.sequence_length - 1) {}
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override {
     auto* const tokens = inputs.as<std::int32_t>();
-    const std::int64_t count = micro_batch * length_;
+    const std::int64_t count = micro_batch * sequence_length();
     for (std::int64_t i = 0; i < count; ++i) {
-      tokens[i] = drawn(first * length_ + i, vocabulary_);
-      const bool is_labelled = i % length_ == labelled_;
-      targets.as<std::int32_t>()[i] = labels_ == 0  ? drawn(first * length_ + i + 1, vocabulary_)
-                                      : is_labelled ? drawn(first * length_ + i, labels_)
+      tokens[i] = drawn(first * sequence_length() + i, vocabulary_);
+      const bool is_labelled = i % sequence_length() == labelled_;
+      targets.as<std::int32_t>()[i] = labels_ == 0
+                                          ? drawn(first * sequence_length() + i + 1, vocabulary_)
+                                      : is_labelled ? drawn(first * sequence_length() + i, labels_)
                                                     : kIgnored;
     }
     std::fill(tokens + count, tokens + inputs.numel(), 0);  // where documents begin
@@ -89,7 +88,7 @@ class RandomSamples : public TokenShapes {
                                      static_cast<std::uint32_t>(below));
   }
 
-  std::int64_t length_, vocabulary_, labels_;
+  std::int64_t vocabulary_, labels_;
   std::int64_t labelled_;  ///< the place in a sample
 };
 

@@ -5,10 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "output/json_output.h"
-#include "output/live_line.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/checkpoint/parameter_checkpoint.h"
 #include "tessera/checkpoint/state_file.h"

@@ -5,7 +5,6 @@
 #include <ostream>
 
 #include "commands.h"
-#include "env/machine.h"
 #include "env/reports.h"
 #include "output/run_report.h"
 #include "output/terminal.h"

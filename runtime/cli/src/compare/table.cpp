@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "settings/sweep.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"

@@ -11,7 +11,7 @@
 
 #include "commands.h"
 #include "config/prompter.h"
-#include "env/machine.h"
+#include "env/reports.h"
 #include "output/terminal.h"
 #include "tessera/compat/config_file.h"
 #include "tessera/compat/config_sources.h"

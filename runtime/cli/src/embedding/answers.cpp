@@ -5,7 +5,6 @@
 #include "commands.h"
 #include "embedding/given_config.h"
 #include "explain/explain_report.h"
-#include "plan/memory_estimate.h"
 #include "plan/planned_run.h"
 #include "settings/gpt_choice.h"
 #include "settings/sweep.h"

@@ -25,10 +25,9 @@ bool is_of_the_program(std::string_view name) {
   return std::ranges::find(kOfTheProgram, name) != std::ranges::end(kOfTheProgram);
 }
 
-const std::set<std::string, std::less<>>& all_names() {
-  static const auto names =
-      names_in(joined({train_settings(), plan_settings(), simulate_settings()}));
-  return names;
+bool is_setting(std::string_view name) {
+  static const auto all = joined({train_settings(), plan_settings(), simulate_settings()});
+  return find_setting(all, name) != nullptr;
 }
 
 bool is_left_out(std::int32_t target) { return target == -1 || target == -100; }
@@ -96,7 +95,7 @@ std::string with_keywords(std::string_view message) {
       ++end;
     }
     const std::string name = begins ? setting_name(text.substr(at, end - at)) : "";
-    if (begins && all_names().contains(name)) {
+    if (begins && is_setting(name)) {
       result += name;
       at = end;
     } else {
@@ -108,17 +107,17 @@ std::string with_keywords(std::string_view message) {
 
 void TokenSource::give(std::int64_t first, GivenTokens tokens) {
   require(tokens.inputs.size() == tokens.targets.size() &&
-              tokens.inputs.size() % static_cast<std::size_t>(sequence_length_) == 0,
+              tokens.inputs.size() % static_cast<std::size_t>(sequence_length()) == 0,
           ErrorCode::kConfig, "the data have ", tokens.inputs.size(), " inputs and ",
-          tokens.targets.size(), " targets; a sample has ", sequence_length_, " of each");
+          tokens.targets.size(), " targets; a sample has ", sequence_length(), " of each");
   const auto check = [&](const std::vector<std::int32_t>& values, const char* what,
                          bool is_target) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const std::int32_t value = values[i];
       if ((value >= 0 && value < vocab_size_) || (is_target && is_left_out(value))) continue;
-      fail(ErrorCode::kConfig, "sample ", first + static_cast<std::int64_t>(i) / sequence_length_,
+      fail(ErrorCode::kConfig, "sample ", first + static_cast<std::int64_t>(i) / sequence_length(),
            " of the data has the ", what, " ", value, " at position ",
-           static_cast<std::int64_t>(i) % sequence_length_, ", and the model's vocabulary has ",
+           static_cast<std::int64_t>(i) % sequence_length(), ", and the model's vocabulary has ",
            vocab_size_, " tokens",
            is_target ? "; -100 stands for a target that does not count" : "");
     }
@@ -130,7 +129,7 @@ void TokenSource::give(std::int64_t first, GivenTokens tokens) {
 }
 
 std::int64_t TokenSource::samples() const {
-  return static_cast<std::int64_t>(tokens_.inputs.size()) / sequence_length_;
+  return static_cast<std::int64_t>(tokens_.inputs.size()) / sequence_length();
 }
 
 std::int64_t TokenSource::fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
@@ -138,8 +137,8 @@ std::int64_t TokenSource::fill(std::int64_t first, std::int64_t micro_batch, Ten
   require(first >= first_ && first + micro_batch <= first_ + samples(), ErrorCode::kInvalidArgument,
           "samples [", first, ", ", first + micro_batch, ") are asked for, and [", first_, ", ",
           first_ + samples(), ") were given");
-  const std::int64_t begin = (first - first_) * sequence_length_;
-  const std::int64_t numel = micro_batch * sequence_length_;
+  const std::int64_t begin = (first - first_) * sequence_length();
+  const std::int64_t numel = micro_batch * sequence_length();
   std::copy_n(tokens_.inputs.begin() + begin, numel, inputs.as<std::int32_t>());
   const std::int32_t* const given = tokens_.targets.data() + begin;
   std::copy_n(given, numel, targets.as<std::int32_t>());

@@ -19,7 +19,7 @@ Config config_of(SettingsOf program, const GivenSettings& given, const LaunchFac
 class TokenSource : public TokenShapes {
  public:
   TokenSource(std::int64_t sequence_length, std::int64_t vocab_size)
-      : TokenShapes(sequence_length), sequence_length_(sequence_length), vocab_size_(vocab_size) {}
+      : TokenShapes(sequence_length), vocab_size_(vocab_size) {}
 
   /// Samples [first, ...) of the run. While no rank reads. Throws Error{kConfig} that names the
   /// sample if a token is outside of the vocabulary, or the sizes are not those of whole samples.
@@ -34,7 +34,6 @@ class TokenSource : public TokenShapes {
   }
 
  private:
-  std::int64_t sequence_length_;
   std::int64_t vocab_size_;
   std::int64_t first_ = 0;
   GivenTokens tokens_{};

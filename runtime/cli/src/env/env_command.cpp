@@ -5,7 +5,7 @@
 
 #include "commands.h"
 #include "env/reports.h"
-#include "output/json_output.h"
+#include "output/text_output.h"
 
 namespace tessera::cli {
 namespace {

@@ -6,8 +6,7 @@
 
 #include "commands.h"
 #include "env/reports.h"
-#include "output/json_output.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/core/cuda_device.h"
 #include "tessera/trainer/byte_size.h"
 

@@ -1,4 +1,4 @@
-#include "env/machine.h"
+#include "env/reports.h"
 
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 #include "env/reports.h"
 
-#include "env/machine.h"
 #include "tessera/kernels/cpu_libraries.h"
 #include "tessera/trainer/byte_size.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "commands.h"
-#include "output/live_line.h"
 #include "output/terminal.h"
+#include "output/text_output.h"
 #include "run/watchers.h"
 #include "settings/gpt_choice.h"
 #include "tessera/core/error.h"

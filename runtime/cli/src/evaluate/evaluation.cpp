@@ -3,8 +3,8 @@
 #include <iostream>
 
 #include "launch/same_run.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/output_file.h"

@@ -8,9 +8,8 @@
 
 #include "commands.h"
 #include "explain/explain_report.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "settings/command_line.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {

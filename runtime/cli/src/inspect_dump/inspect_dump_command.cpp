@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 #include "tessera/core/utc_text.h"
 #include "tessera/lab/flight_dump.h"

@@ -14,7 +14,6 @@
 #include "commands.h"
 #include "output/terminal.h"
 #include "settings/command_line.h"
-#include "settings/flag_aliases.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/compat/config.h"
 #include "tessera/compat/launcher.h"

@@ -1,4 +1,4 @@
-#include "output/json_output.h"
+#include "output/text_output.h"
 
 #include <ostream>
 

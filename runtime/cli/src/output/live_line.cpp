@@ -1,4 +1,4 @@
-#include "output/live_line.h"
+#include "output/text_output.h"
 
 #include <iostream>
 #include <utility>

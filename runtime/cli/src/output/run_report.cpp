@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/measurement_noise.h"
 #include "tessera/sharding/operation.h"

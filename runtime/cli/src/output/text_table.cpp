@@ -1,4 +1,4 @@
-#include "output/text_table.h"
+#include "output/text_output.h"
 
 #include <algorithm>
 #include <ostream>

@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "commands.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
-#include "plan/memory_estimate.h"
-#include "settings/flag_aliases.h"
+#include "output/text_output.h"
+#include "plan/planned_run.h"
+#include "settings/command_line.h"
 #include "settings/gpt_choice.h"
 #include "settings/gpt_settings.h"
 #include "settings/option_names.h"

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "settings/sweep.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/hardware_profile.h"

@@ -1,4 +1,3 @@
-#include "plan/memory_estimate.h"
 
 #include <algorithm>
 #include <map>

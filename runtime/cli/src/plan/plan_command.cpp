@@ -6,10 +6,9 @@
 #include <optional>
 
 #include "commands.h"
-#include "output/json_output.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "plan/planned_run.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"

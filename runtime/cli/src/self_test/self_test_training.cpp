@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "output/terminal.h"
+#include "settings/gpt_choice.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/gradient_sums.h"
 #include "tessera/trainer/byte_size.h"
@@ -26,31 +27,25 @@ GptConfig model_for(DeviceChoice device) {
 }
 
 /// Tokens that follow from the ones before: there is something to learn.
-class Sequences : public BatchSource {
+class Sequences : public TokenShapes {
  public:
-  explicit Sequences(std::int64_t length) : length_(length) {}
-  Shape input_shape(std::int64_t n) const override { return {n, length_}; }
-  DType input_dtype() const override { return DType::kInt32; }
-  Shape target_shape(std::int64_t n) const override { return {n, length_}; }
-  DType target_dtype() const override { return DType::kInt32; }
+  explicit Sequences(std::int64_t length) : TokenShapes(length) {}
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override {
     for (std::int64_t s = 0; s < micro_batch; ++s) {
-      for (std::int64_t i = 0; i < length_; ++i) {
-        const std::int64_t at = s * length_ + i;
+      for (std::int64_t i = 0; i < sequence_length(); ++i) {
+        const std::int64_t at = s * sequence_length() + i;
         inputs.as<std::int32_t>()[at] = token(first + s, i);
         targets.as<std::int32_t>()[at] = token(first + s, i + 1);
       }
     }
-    return micro_batch * length_;
+    return micro_batch * sequence_length();
   }
 
  private:
   static std::int32_t token(std::int64_t sample, std::int64_t i) {
     return static_cast<std::int32_t>((sample * 17 + i * (1 + sample % 5)) % kVocabulary);
   }
-
-  std::int64_t length_;
 };
 
 }  // namespace

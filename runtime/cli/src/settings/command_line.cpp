@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "output/terminal.h"
-#include "settings/flag_aliases.h"
 #include "settings/option_names.h"
 #include "tessera/core/error.h"
 

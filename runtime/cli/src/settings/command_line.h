@@ -8,8 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/compat/aliases.h"
 #include "tessera/compat/config.h"
 #include "tessera/core/error.h"
+
+namespace CLI {
+class App;
+}
 
 namespace tessera::cli {
 
@@ -85,5 +90,18 @@ auto read_maybe_default(bool by_default, const std::string& remedy, const Read& 
 
 /// Prints what was translated of foreign files, a line for each key, and the keys without effect.
 void print_announcements(const Config& config);
+
+/// Lets a command take the aliases of the flags that it has, unseen in its --help. To be called
+/// when it has all its flags.
+void accept_aliases(CLI::App& command);
+
+/// Hands flags on that stand before the command that is launched, as `accelerate launch` takes
+/// them: from `words`, which are `launch` and its arguments, behind the first of `launched`. Those
+/// without effect are taken out, with a note.
+void hand_on_flags(const CLI::App& launch, std::vector<std::string>& words,
+                   std::vector<std::string>& launched);
+
+/// The flags that its --help shows.
+std::vector<std::string> shown_flags(const CLI::App& command);
 
 }  // namespace tessera::cli

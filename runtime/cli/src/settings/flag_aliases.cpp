@@ -1,4 +1,3 @@
-#include "settings/flag_aliases.h"
 
 #include <CLI/CLI.hpp>
 

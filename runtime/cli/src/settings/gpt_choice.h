@@ -111,6 +111,9 @@ class TokenShapes : public BatchSource {
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,
                     TensorView targets) const override;
 
+ protected:
+  std::int64_t sequence_length() const { return sequence_length_; }
+
  private:
   std::int64_t sequence_length_;
   bool has_starts_;

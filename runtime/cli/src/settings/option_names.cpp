@@ -38,12 +38,6 @@ const std::map<std::string, std::string, std::less<>>& settings_by_field() {
 
 }  // namespace
 
-std::set<std::string, std::less<>> names_in(const std::vector<Setting>& table) {
-  std::set<std::string, std::less<>> names;
-  for (const Setting& setting : table) names.insert(setting.name);
-  return names;
-}
-
 std::string flag_of_field(std::string_view field) {
   const auto* const other =
       std::ranges::find(kFlags, field, &std::pair<std::string_view, const char*>::first);

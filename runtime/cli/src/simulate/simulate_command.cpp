@@ -5,10 +5,9 @@
 #include <memory>
 
 #include "commands.h"
-#include "output/json_output.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "settings/command_line.h"
 #include "settings/gpt_settings.h"
 #include "settings/sweep.h"

@@ -10,7 +10,7 @@
 #include "commands.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "tessera/core/error.h"
 #include "tessera/core/format_bytes.h"
 #include "tessera/lab/pareto.h"

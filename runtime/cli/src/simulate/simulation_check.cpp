@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "commands.h"
-#include "output/json_output.h"
 #include "output/terminal.h"
-#include "output/text_table.h"
+#include "output/text_output.h"
 #include "settings/command_line.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/comparison_figures.h"

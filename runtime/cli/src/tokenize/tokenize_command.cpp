@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "commands.h"
-#include "output/live_line.h"
 #include "output/terminal.h"
+#include "output/text_output.h"
 #include "run/interrupt.h"
-#include "settings/flag_aliases.h"
+#include "settings/command_line.h"
 #include "tessera/core/error.h"
 #include "tessera/model/tokenize.h"
 #include "tessera/model/tokenizer_folder.h"
