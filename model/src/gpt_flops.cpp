@@ -43,6 +43,7 @@ double flops_per_token(const GptConfig& config, CountedScores counted) {
       if (!spec.trainable || spec.shape.rank() != 2) continue;
       const bool is_adapter = is_adapter_parameter(spec.name);
       if (is_adapter && config.adapter.lora() == nullptr) continue;  // no factors of GEMMs
+      if (spec.name.ends_with(".lora_embedding_A")) continue;        // rows are looked up
       (is_adapter ? adapters : saved) += number(spec.shape.numel());
     }
   }

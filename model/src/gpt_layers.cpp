@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "gpt_config.h"
@@ -29,49 +31,70 @@ class Embedding : public CachingLayer {
           matrix("wpe.weight", config.context_length, config.width, kInitialStddev));
     }
     freeze(config, parameters_);
+    own_ = parameters_.size();
+    add_adapter(config);
     prefix_ = config.adapter.prefix_tokens();
     if (config.adapter.prompt_rows() > 0) {
-      own_ = parameters_.size();
+      has_prompt_ = true;
       for (ParameterSpec& spec : prompt_parameters(config)) parameters_.push_back(std::move(spec));
     }
     splits_backward_ = true;
   }
 
-  /// A prompt's encoder has layers of its own.
-  bool backward_reads_parameters() const override { return has_prompt() && !is_prompt_alone(); }
+  /// A prompt's encoder has layers of its own, and LoRA a product.
+  bool backward_reads_parameters() const override {
+    return adapter_ || (has_prompt_ && !is_prompt_alone());
+  }
 
   Value run(Tape& tape, const Value& /*input*/, std::span<Parameter> parameters,
             const CachedPass* pass) const override {
     check_parameters(*this, parameters);
-    const std::size_t own = has_prompt() ? own_ : parameters.size();
-    Parameter* const positions = own > 1 ? &parameters[1] : nullptr;
+    Parameter* const positions = own_ > 1 ? &parameters[1] : nullptr;
     TokenInputs inputs = inputs_of(tape);
     if (pass != nullptr) {
       const TensorView row = inputs.tokens.flat().narrow(0, pass->first, pass->tokens);
       inputs.tokens = row.reshape(Shape{1, pass->tokens});
     }
-    if (has_prompt() && pass != nullptr && pass->first > 0) {
+    if (has_prompt_ && pass != nullptr && pass->first > 0) {
       return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
     }
-    require(!inputs.starts || (!has_prompt() && prefix_ == 0), ErrorCode::kConfig,
+    require(!inputs.starts || (!has_prompt_ && prefix_ == 0), ErrorCode::kConfig,
             "a tuned prompt stands in front of a sequence, not of each document of a packed "
             "sample; leave out `packing`");
-    if (has_prompt()) {
+    if (has_prompt_) {
       Value x = is_prompt_alone() ? ops::prompted_embedding(tape, inputs.tokens, parameters[0],
-                                                            positions, parameters[own], scale_)
+                                                            positions, parameters[own_], scale_)
                                   : ops::prompted_embedding(
                                         tape, inputs.tokens, parameters[0], positions,
-                                        encoded_prompt(tape, parameters.subspan(own)), scale_);
+                                        encoded_prompt(tape, parameters.subspan(own_)), scale_);
       return ops::dropout(tape, std::move(x), dropout_);
     }
-    if (pass != nullptr) return later_rows(tape, inputs.tokens, parameters[0], positions, *pass);
+    if (pass != nullptr) {
+      return adapted(tape, later_rows(tape, inputs.tokens, parameters[0], positions, *pass),
+                     inputs.tokens, parameters);
+    }
     Value x = ops::embedding(tape, inputs.tokens, parameters[0], positions, inputs.starts, scale_,
                              prefix_);
+    x = adapted(tape, std::move(x), inputs.tokens, parameters);
     return ops::dropout(tape, std::move(x), dropout_);
   }
 
  private:
-  bool has_prompt() const { return own_ > 0; }
+  void add_adapter(const GptConfig& config) {
+    for (adapter::ModuleAdapter& found : adapter::module_adapters(config, parameters_[0])) {
+      adapter_ = true;
+      adapter_scale_ = found.scale;
+      std::ranges::move(found.parameters, std::back_inserter(parameters_));
+    }
+  }
+  /// x with LoRA's rows of the tokens.
+  Value adapted(Tape& tape, Value x, const TensorView& tokens,
+                std::span<Parameter> parameters) const {
+    if (!adapter_) return x;
+    const Value rows =
+        ops::embedding(tape, tokens, parameters[own_], nullptr, {}, adapter_scale_ * scale_);
+    return ops::linear(tape, rows, parameters[own_ + 1], nullptr, &x);
+  }
   bool is_prompt_alone() const { return parameters_.size() == own_ + 1; }
 
   /// The embedding of tokens that do not begin at position 0.
@@ -87,7 +110,10 @@ class Embedding : public CachingLayer {
   float dropout_;
   float scale_ = 1.0F;
   std::int64_t prefix_ = 0;  ///< positions before the first
-  std::size_t own_ = 0;      ///< parameters that are no prompt's; 0: there is no prompt
+  std::size_t own_ = 0;      ///< parameters that are neither a prompt's nor an adapter's
+  bool has_prompt_ = false;
+  bool adapter_ = false;  ///< LoRA's A and B are behind its own
+  float adapter_scale_ = 1.0F;
 };
 
 /// The last norm, and the losses of the next tokens, or of a sequence's class.
@@ -114,6 +140,9 @@ class Head : public Layer {
       parameters_.push_back(vocabulary_matrix("lm_head.weight", config));
     }
     freeze(config, parameters_);
+    weight_ = parameters_.size() - 1;
+    if (config.labels.empty()) add_adapter(config);
+    if (!tied_parameters_.empty()) weight_ = parameters_.size();
     splits_backward_ = true;
   }
 
@@ -127,19 +156,40 @@ class Head : public Layer {
     const Value rows = prompt > 0 ? ops::without_first(tape, input, prompt) : input;
     Value x = rms_ ? ops::rms_norm(tape, rows, parameters[0], epsilon_, norm_offset_)
                    : ops::layer_norm(tape, rows, parameters[0], parameters[1]);
-    Parameter& weight = parameters.back();
+    Parameter& weight = parameters[weight_];
+    std::optional<ops::LowRankLogits> low_rank;
+    if (adapter_ > 0) {
+      low_rank.emplace(ops::LowRankLogits{
+          .hidden = ops::low_rank_hidden(tape, ops::dropout(tape, x, adapter_dropout_),
+                                         parameters[adapter_], adapter_scale_),
+          .b = parameters[adapter_ + 1]});
+    }
     const Tensor& targets = tape.batch().targets;
     if (!targets) {
       require(!tape.recording(), ErrorCode::kInvalidArgument,
               "layer 'head' needs targets to record a loss");
-      return logits_of(tape, x, weight, nullptr, soft_cap_);
+      return logits_of(tape, x, weight, nullptr, soft_cap_, low_rank ? &*low_rank : nullptr);
     }
-    return ops::linear_cross_entropy(tape, std::move(x), weight, targets, -1, soft_cap_);
+    return ops::linear_cross_entropy(tape, std::move(x), weight, targets, -1, soft_cap_, nullptr,
+                                     low_rank ? &*low_rank : nullptr);
   }
 
  private:
+  void add_adapter(const GptConfig& config) {
+    for (adapter::ModuleAdapter& found :
+         adapter::module_adapters(config, adapter::head_matrix(config))) {
+      adapter_ = parameters_.size();
+      adapter_scale_ = found.scale;
+      adapter_dropout_ = found.dropout;
+      std::ranges::move(found.parameters, std::back_inserter(parameters_));
+    }
+  }
+
   bool rms_;
   float epsilon_, norm_offset_, soft_cap_;
+  std::size_t weight_ = 0;   ///< index of the matrix of logits
+  std::size_t adapter_ = 0;  ///< that of LoRA's A, before B; 0: there is none
+  float adapter_scale_ = 1.0F, adapter_dropout_ = 0.0F;
 };
 
 }  // namespace
@@ -183,7 +233,7 @@ ParameterSpec vector(std::string name, std::int64_t size, float value) {
 }
 
 Value logits_of(Tape& tape, const Value& x, const Parameter& weight, const Parameter* bias,
-                float soft_cap) {
+                float soft_cap, const ops::LowRankLogits* low_rank) {
   const Shape& shape = x.shape();
   const std::int64_t rows = shape[0] * shape[1];
   const std::int64_t vocab_size = weight.value.shape[0];
@@ -194,6 +244,15 @@ Value logits_of(Tape& tape, const Value& x, const Parameter& weight, const Param
                        .bias = bias == nullptr ? TensorView() : bias->value,
                        .transpose_b = true},
                       tape.stream());
+  if (low_rank != nullptr) {
+    const TensorView hidden = low_rank->hidden.tensor.view();
+    tape.kernels().gemm({.a = hidden.reshape(Shape{rows, low_rank->b.value.shape[1]}),
+                         .b = low_rank->b.value,
+                         .c = logits.view().reshape(Shape{rows, vocab_size}),
+                         .transpose_b = true,
+                         .accumulate = true},
+                        tape.stream());
+  }
   if (soft_cap != 0.0F) {
     tape.kernels().soft_cap({.x = logits, .y = logits, .cap = soft_cap}, tape.stream());
   }

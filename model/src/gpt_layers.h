@@ -7,6 +7,7 @@
 
 #include "adapter/adapter_modules.h"
 #include "tessera/autograd/layer.h"
+#include "tessera/autograd/ops.h"
 #include "tessera/model/gpt.h"
 
 // The layers of a GPT, and the functions that they share.
@@ -104,9 +105,9 @@ Value attend(Tape& tape, const Value& qkv, const AttentionSizes& sizes, const Te
 ParameterSpec vocabulary_matrix(std::string name, const GptConfig& config);
 
 /// Logits (B, L, V) in fp32, whatever the compute dtype: sampling divides them by a temperature.
-/// `bias`: may be null.
+/// `bias` and `low_rank`, a product that is added: may be null.
 Value logits_of(Tape& tape, const Value& x, const Parameter& weight, const Parameter* bias,
-                float soft_cap);
+                float soft_cap, const ops::LowRankLogits* low_rank = nullptr);
 
 /// All layers of make_gpt().
 std::vector<std::unique_ptr<Layer>> make_layers(const GptConfig& config);

@@ -48,8 +48,9 @@ std::vector<PublishedPart> published_parts(const GptConfig& config, const std::s
 }
 
 bool is_of_head(std::string_view name) {
-  return name.starts_with("lm_head.") || name == "score" || name.starts_with("score.") ||
-         name == "classifier" || name.starts_with("classifier.") || name.starts_with("cls.");
+  return name == "lm_head" || name.starts_with("lm_head.") || name == "score" ||
+         name.starts_with("score.") || name == "classifier" || name.starts_with("classifier.") ||
+         name.starts_with("cls.");
 }
 
 std::string published_name(const GptConfig& config, const std::string& name) {

@@ -287,6 +287,8 @@ TEST_P(PromptsOnTheCommandLine, AreTrainedWrittenAndRead) {
 INSTANTIATE_TEST_SUITE_P(All, PromptsOnTheCommandLine,
                          testing::Values(EncodedPrompt{"encoder", "llama-tiny", "--p-tuning",
                                                        "tokens=5,hidden=24", true},
+                                         EncodedPrompt{"embeddings", "llama-tiny", "--lora",
+                                                       "r=4,targets=embed_tokens,lm_head", false},
                                          EncodedPrompt{"prefix", "gpt2-tiny", "--prefix-tuning",
                                                        "tokens=5,init=zero", false},
                                          EncodedPrompt{"projection", "qwen2-tiny",
@@ -308,7 +310,7 @@ TEST_F(AdaptersOnTheCommandLine, SayWhatIsMissing) {
               HasSubstr("no linear module of this llama is a target; its modules are q_proj"));
   EXPECT_THAT(refused({"--model", "phi3-tiny", "--lora", "r=4"}),
               HasSubstr("name them: targets=qkv_proj"));
-  EXPECT_THAT(refused({"--model", "llama-tiny", "--lora", "targets=q_proj,lm_head"}),
+  EXPECT_THAT(refused({"--model", "llama-tiny", "--ia3", "targets=q_proj,lm_head"}),
               HasSubstr("target lm_head is an embedding or the head"));
 }
 

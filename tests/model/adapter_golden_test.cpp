@@ -41,10 +41,19 @@ class AdapterGolden : public ::testing::TestWithParam<std::string> {
     const Computed computed = compute(golden_, model_, initial_, dtype, selective);
     EXPECT_LT(relative_error(computed.logits, golden_.floats("logits")), of_logits);
     const InitialValues gradients = written(computed.gradients);
-    EXPECT_EQ(gradients.size(), stored_tensors(kAdapters + GetParam(), kWeights).size());
+    EXPECT_EQ(gradients.size(), theirs().size());
     for (const auto& [name, gradient] : gradients) {
       EXPECT_LT(relative_error(gradient, golden_.floats("gradient/" + name)), of_gradients) << name;
     }
+  }
+
+  /// PEFT's tensors, without the base's matrices that it writes beside adapters of an embedding or
+  /// a head.
+  InitialValues theirs() const {
+    InitialValues tensors = stored_tensors(kAdapters + GetParam(), kWeights);
+    std::erase_if(tensors,
+                  [](const auto& tensor) { return tensor.first.ends_with(".base_layer.weight"); });
+    return tensors;
   }
 
   /// As a folder they have PEFT's names and shapes.
@@ -130,7 +139,7 @@ TEST_P(AdapterGolden, NewAdaptersAreTheBaseModel) {
 }
 
 TEST_P(AdapterGolden, FoldersGoRoundTrip) {
-  EXPECT_EQ(written(initial_), stored_tensors(kAdapters + GetParam(), kWeights));
+  EXPECT_EQ(written(initial_), theirs());
   const GptConfig& config = adapted_.config();
   EXPECT_EQ(parse_adapter_json(to_adapter_json(config.adapter, config), "", config),
             config.adapter);
@@ -142,6 +151,15 @@ TEST_P(AdapterGolden, MergedModelsComputeTheSame) {
   GptConfig plain = adapted_.config();
   plain.adapter = {};
   PretrainedWriter writer = write_hugging_face(folder.path("merged"), plain);
+  if (GetParam().ends_with("_embedding") && plain.tie_embedding) {
+    try {
+      write_merged(adapted_, writer);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("embedding and head are one matrix"));
+    }
+    return;
+  }
   write_merged(adapted_, writer);
   writer.finish();
   const std::vector<float> logits = logits_of(open_hugging_face(folder.path("merged")));
@@ -152,7 +170,8 @@ INSTANTIATE_TEST_SUITE_P(All, AdapterGolden,
                          ::testing::Values("llama", "qwen2", "mistral", "phi3", "gpt2", "llama_ia3",
                                            "gpt2_ia3", "qwen2_ia3", "phi3_ia3", "gemma2",
                                            "gemma3_ia3", "llama_dora", "gpt2_dora", "qwen2_dora",
-                                           "llama_pissa", "gpt2_pissa"),
+                                           "llama_pissa", "gpt2_pissa", "llama_embedding",
+                                           "gpt2_embedding", "gemma2_embedding"),
                          [](const auto& test) { return test.param; });
 
 /// A copy of an adapter's folder in which one text of its configuration is another.
@@ -242,6 +261,44 @@ TEST(AdapterFolders, NamesTensorsThatAreMissingAndThoseThatBelongNowhere) {
   EXPECT_THAT(
       error_of_edited("\"r\": 4", "\"r\": 5"),
       testing::HasSubstr("has the shape (4, 16), and by adapter_config.json it is (5, 16)"));
+}
+
+TEST(AdapterFolders, TakesAnEmbeddingsMatrixOnlyIfItIsTheBases) {
+  const PretrainedGpt other = open_hugging_face(kModels + "llama");
+  const PretrainedGpt adapted = open_adapter(other, kAdapters + "llama_embedding");
+  TemporaryFolder folder;
+  GptConfig plain = adapted.config();
+  plain.adapter = {};
+  PretrainedWriter writer = write_hugging_face(folder.path("merged"), plain);
+  write_merged(adapted, writer);
+  writer.finish();
+  try {
+    open_adapter(open_hugging_face(folder.path("merged")), kAdapters + "llama_embedding");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("is another matrix than the base's"));
+  }
+}
+
+TEST(AdapterFolders, AdaptsEmbeddingsAndHeadsByPlainLoraAlone) {
+  const auto error_of = [](const char* setting, const char* text) -> std::string {
+    try {
+      const PretrainedGpt base = base_of("llama");
+      make_gpt(with_adapter(base, parse_adapter(setting, text, base.config())).config());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      return error.what();
+    }
+    return "";
+  };
+  using testing::HasSubstr;
+  EXPECT_EQ(error_of("lora", "targets=embed_tokens,lm_head,dropout=0.1"), "");
+  EXPECT_THAT(error_of("lora", "targets=q_proj,lm_head,dora=true"),
+              HasSubstr("DoRA (use_dora): target 'lm_head' is an embedding or the head"));
+  EXPECT_THAT(error_of("lora", "targets=embed_tokens,init=pissa"),
+              HasSubstr("PiSSA: target 'model.embed_tokens' is an embedding or the head"));
+  EXPECT_THAT(error_of("ia3", "targets=embed_tokens"), HasSubstr("which LoRA alone adapts"));
+  EXPECT_THAT(error_of("lora", "targets=wpe"), HasSubstr("target wpe has the positions"));
 }
 
 TEST(AdapterFolders, NamesVectorsThatAreMissing) {

@@ -16,7 +16,16 @@ namespace tessera::test::split_backward_test {
 namespace {
 
 /// What is trained.
-enum class Trained : std::uint8_t { kAll, kLora, kIa3, kPrompt, kEncoder, kPrefix, kProjection };
+enum class Trained : std::uint8_t {
+  kAll,
+  kLora,
+  kIa3,
+  kPrompt,
+  kEncoder,
+  kPrefix,
+  kProjection,
+  kEmbeddings
+};
 
 struct Case {
   GptFamily family;
@@ -44,6 +53,10 @@ GptConfig config_of(const Case& c) {
       break;
     case Trained::kEncoder:
       config.adapter = {.kind = PromptEncoderOptions{.tokens = 3, .hidden = 5}};
+      break;
+    case Trained::kEmbeddings:
+      config.adapter = {.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
+                        .targets = {"embed_tokens", "lm_head", "wte"}};
       break;
     case Trained::kPrefix:
       config.adapter = {.kind = PrefixOptions{.tokens = 3}};
@@ -113,7 +126,8 @@ std::vector<Case> cases() {
                                                           {Trained::kPrompt, "_prompt"},
                                                           {Trained::kEncoder, "_encoder"},
                                                           {Trained::kPrefix, "_prefix"},
-                                                          {Trained::kProjection, "_projection"}};
+                                                          {Trained::kProjection, "_projection"},
+                                                          {Trained::kEmbeddings, "_embeddings"}};
   std::vector<Case> all;
   for (const FamilyRow& family : gpt_families()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {

@@ -26,6 +26,13 @@ const AdapterConfig kPrefix{.kind = PrefixOptions{.tokens = 3}};
 const AdapterConfig kProjection{.kind =
                                     PrefixOptions{.tokens = 3, .projection = true, .hidden = 5}};
 
+const AdapterConfig kEmbeddings{
+    .kind = LoraOptions{.rank = 3,
+                        .alpha = 6.0,
+                        .dropout = 0.1F,
+                        .initialization = LoraOptions::Initialization::kRandomB},
+    .targets = {"embed_tokens", "lm_head", "wte"}};
+
 bool is_valid(const SmallRun& run) {
   try {
     check(placement_of(run));
@@ -48,9 +55,10 @@ TEST_P(Adapters, PlacementsOfBaseAndAdaptersGiveTheSameBits) {
   const auto& [name, adapter, family, dtype] = GetParam();
   int valid = 0;
   const bool long_test = runs_long_tests();
+  const bool is_long = adapter.is_prompt() || &adapter == &kEmbeddings;
   for (const int ranks : {1, 2, 3, 4}) {
-    // Prompts and prefixes take longer: one number of ranks is enough.
-    if (adapter.is_prompt() && ranks != 3 && !long_test) continue;
+    // Prompts, prefixes and adapters of all logits take longer: one number of ranks is enough.
+    if (is_long && ranks != 3 && !long_test) continue;
     SmallRun one{.micro_steps = ranks, .dtype = dtype, .family = family, .adapter = adapter};
     one.strategy = "no_shard";
     const SmallResult expected = train(one);
@@ -78,7 +86,7 @@ TEST_P(Adapters, PlacementsOfBaseAndAdaptersGiveTheSameBits) {
       }
     }
   }
-  EXPECT_GT(valid, adapter.is_prompt() && !long_test ? 15 : 100);
+  EXPECT_GT(valid, is_long && !long_test ? 15 : 100);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -92,6 +100,8 @@ INSTANTIATE_TEST_SUITE_P(
         AdapterCase{"llama_fp32_dora", kDora, GptFamily::kLlama, DType::kFloat32},
         AdapterCase{"gpt2_bf16_ia3", kIa3, GptFamily::kGpt2, DType::kBFloat16},
         AdapterCase{"llama_fp32_ia3", kIa3, GptFamily::kLlama, DType::kFloat32},
+        AdapterCase{"gpt2_bf16_embeddings", kEmbeddings, GptFamily::kGpt2, DType::kBFloat16},
+        AdapterCase{"llama_fp32_embeddings", kEmbeddings, GptFamily::kLlama, DType::kFloat32},
         AdapterCase{"qwen3_bf16_prefix", kPrefix, GptFamily::kQwen3, DType::kBFloat16},
         AdapterCase{"llama_fp32_prefix", kPrefix, GptFamily::kLlama, DType::kFloat32},
         AdapterCase{"mistral_fp32_projection", kProjection, GptFamily::kMistral, DType::kFloat32},

@@ -86,9 +86,11 @@ void check_targets(const AdapterConfig& adapter, const GptConfig& config) {
     const auto names_it = [&](const std::vector<std::string>& list) {
       return std::ranges::any_of(list, [&](const std::string& end) { return end.ends_with(name); });
     };
-    require(!names_it(adapter.targets), ErrorCode::kConfig, kind, ": target ", name,
-            " is an embedding or the head; Tessera adapts the linear modules of blocks: train it "
-            "itself (modules_to_save), or leave it out");
+    const bool adapts_it = adapter.lora() != nullptr && name != "wpe";
+    require(adapts_it || !names_it(adapter.targets), ErrorCode::kConfig, kind, ": target ", name,
+            name == "wpe" ? " has the positions, which stay as they are"
+                          : " is an embedding or the head, which LoRA alone adapts",
+            ": train it itself (modules_to_save), or leave it out");
     const bool is_tied = config.tie_embedding && name != "wpe";
     require(!is_tied || !names_it(adapter.saved_modules), ErrorCode::kConfig, kind,
             ": modules_to_save names ", name,

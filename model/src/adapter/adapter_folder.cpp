@@ -7,6 +7,7 @@
 
 #include "adapter/adapter_kind.h"
 #include "gpt_config.h"
+#include "pretrained/part_io.h"
 #include "pretrained/stored_gpt.h"
 #include "published_parts.h"
 #include "tessera/core/error.h"
@@ -116,9 +117,10 @@ std::vector<AdapterTensor> adapter_tensors(const GptConfig& config) {
       continue;
     }
     if (is_adapter_parameter(spec.name)) {
-      tensors.push_back({.name = std::string(kPrefix) + published_name(config, spec.name),
-                         .parameter = spec.name,
-                         .part = {.shape = spec.shape}});
+      tensors.push_back(
+          {.name = std::string(kPrefix) + published_name(config, spec.name),
+           .parameter = spec.name,
+           .part = {.shape = spec.shape, .transposed = spec.name.ends_with(".lora_embedding_A")}});
       continue;
     }
     for (const PublishedPart& part : published_parts(config, spec.name, spec.shape[0])) {
@@ -165,7 +167,8 @@ std::string saved_name(std::string name) {
   if (name.ends_with(kMagnitudes)) {  // a module in the model, and a tensor in the file
     return name.substr(0, name.size() - std::string_view(".default.weight").size());
   }
-  for (const std::string_view part : {"lora_A", "lora_B", "ia3_l", "modules_to_save"}) {
+  for (const std::string_view part :
+       {"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "ia3_l", "modules_to_save"}) {
     const std::string in_model = concat(".", part, ".default");
     const std::size_t at = name.find(in_model);
     const std::size_t end = at + in_model.size();
@@ -176,7 +179,35 @@ std::string saved_name(std::string name) {
   return name;
 }
 
-void add_weights(PretrainedGpt::Files& files, const std::string& path) {
+/// PEFT writes the matrix of an embedding or a head beside its adapters. It must be the base's, and
+/// is taken out of `found`.
+void drop_base_layers(const PretrainedGpt& base, const InputFile& file, const std::string& path,
+                      std::map<std::string, SafetensorsEntry>& found) {
+  const GptConfig& config = base.config();
+  const std::string embedding(embedding_name(config)), head = adapter::head_matrix(config).name;
+  for (const std::string& parameter : {embedding, head}) {
+    const std::string module = parameter.substr(0, parameter.rfind('.'));
+    const auto entry =
+        found.find(concat(kPrefix, published_name(config, module), ".base_layer.weight"));
+    if (entry == found.end()) continue;
+    const Part part = pretrained::found_part({.shape = Shape{config.vocab_size, config.width}}, 0,
+                                             entry->second, path, kConfigFile);
+    constexpr std::int64_t kChunk = std::int64_t{1} << 20;
+    std::vector<float> theirs, ours;
+    for (std::int64_t first = 0; first < part.shape.numel(); first += kChunk) {
+      theirs.resize(static_cast<std::size_t>(std::min(kChunk, part.shape.numel() - first)));
+      ours.resize(theirs.size());
+      pretrained::read_part(file, part, first, theirs);
+      pretrained::read_base(base, config.tie_embedding ? embedding : parameter, first, ours);
+      require(theirs == ours, ErrorCode::kConfig, "'", path, "': tensor '", entry->first,
+              "' is another matrix than the base's '", parameter,
+              "'; give the base of which the adapter was trained, with the same tokens");
+    }
+    found.erase(entry);
+  }
+}
+
+void add_weights(PretrainedGpt::Files& files, const PretrainedGpt& base, const std::string& path) {
   const InputFile& file = files.files.emplace_back(path);
   std::map<std::string, SafetensorsEntry> found;
   for (SafetensorsEntry& entry : read_safetensors_header(file).tensors) {
@@ -184,6 +215,7 @@ void add_weights(PretrainedGpt::Files& files, const std::string& path) {
     if (found.contains(name)) name = entry.name;
     found[name] = std::move(entry);
   }
+  if (files.config.adapter.lora() != nullptr) drop_base_layers(base, file, path, found);
   const std::vector<AdapterTensor> wanted = adapter_tensors(files.config);
   require_same_names(wanted, found, path);
   for (const AdapterTensor& tensor : wanted) files.places.erase(tensor.parameter);
@@ -271,7 +303,7 @@ PretrainedGpt open_adapter(const PretrainedGpt& given, const std::string& path) 
   files->config = as_stored(files->config);
   files->format += concat(", with ", adapter::row_of(adapter).described(files->config.adapter),
                           " from '", path, "'");
-  add_weights(*files, (fs::path(path) / kWeightsFile).string());
+  add_weights(*files, base, (fs::path(path) / kWeightsFile).string());
   derive(*files, base, false);
   return PretrainedGpt(std::move(files));
 }
@@ -368,9 +400,28 @@ void merge(const PretrainedGpt& adapted, const ModuleAdapter& adapter, const Sha
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= own[0][i / columns];
   } else if (!is_bias && adapter.place == ModuleAdapter::Place::kInput) {
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] *= own[0][i % columns];
+  } else if (adapter.place == ModuleAdapter::Place::kRows) {
+    const std::size_t rank = own[0].size() / count;
+    std::vector<float> b(own[1].size());  // (r, inputs)
+    for (std::size_t i = 0; i < b.size(); ++i) b[i % rank * columns + i / rank] = own[1][i];
+    add_product(rows, own[0], b, rank, adapter.scale);
   } else if (!is_bias) {
     add_product(rows, own[1], own[0], own[0].size() / columns, adapter.scale);
     if (adapter.has_magnitudes) rescale_rows(rows, own[2]);
+  }
+}
+
+/// An adapter of a tied embedding or head changes one of them, and their matrix is both.
+void require_apart(const PretrainedGpt& adapted) {
+  const GptConfig& config = adapted.config();
+  if (!config.tie_embedding || !config.labels.empty()) return;
+  ParameterSpec embedding = adapter::head_matrix(config);
+  embedding.name = embedding_name(config);
+  for (const ParameterSpec& matrix : {adapter::head_matrix(config), embedding}) {
+    require(adapter::module_adapters(config, matrix).empty(), ErrorCode::kConfig, "'",
+            adapted.path(), "' adapts '", matrix.name,
+            "', and embedding and head are one matrix in this model: merged, the other would "
+            "change, too; keep its folder and give it with `adapter`");
   }
 }
 
@@ -391,6 +442,7 @@ void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
   require(!adapted.config().adapter.is_prompt(), ErrorCode::kConfig, "'", adapted.path(),
           "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
           "folder and give it with `adapter`");
+  require_apart(adapted);
   GptConfig plain = adapted.config();
   plain.adapter = {};
   plain.base_format = WeightFormat::kNone;

@@ -36,7 +36,8 @@ void fill_targets(AdapterConfig& adapter, std::span<const std::string_view> of_f
 /// target_modules, exclude_modules and what else kinds with targets have, and back.
 nlohmann::json targets_json(const AdapterConfig& adapter, const GptConfig& config);
 void read_targets(const JsonReader& reader, AdapterConfig& adapter);
-/// Throws Error{kConfig} if there are no targets, or embeddings or the head are among them.
+/// Throws Error{kConfig} if there are no targets, or among them embeddings or the head that the
+/// kind does not adapt.
 void check_targets(const AdapterConfig& adapter, const GptConfig& config);
 
 }  // namespace tessera::adapter

@@ -36,6 +36,18 @@ bool is_linear(const std::string& parameter) {
              last_name(std::string_view(parameter).substr(0, parameter.size() - kWeight.size())));
 }
 
+constexpr std::string_view kHeadMatrix = "lm_head.weight";
+
+/// The kind of module that has this matrix; none: it is of another.
+std::optional<adapter::Module::Kind> kind_of_module(const GptConfig& config,
+                                                    const std::string& parameter) {
+  if (is_linear(parameter)) return adapter::Module::Kind::kLinear;
+  if (is_encoder(config) || config.adapter.lora() == nullptr) return {};
+  if (parameter == embedding_name(config)) return adapter::Module::Kind::kEmbedding;
+  if (parameter == kHeadMatrix) return adapter::Module::Kind::kHead;
+  return {};
+}
+
 std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -44,7 +56,7 @@ std::optional<std::int64_t> number_of(std::string_view text) {
 }
 
 /// Whether the targets name a module; a kind may still leave it out.
-bool is_target(const AdapterConfig& config, const std::string& path) {
+bool is_target(const AdapterConfig& config, const std::string& path, adapter::Module::Kind kind) {
   if (!config.excluded_pattern.empty() && PathPattern(config.excluded_pattern).matches(path)) {
     return false;
   }
@@ -52,7 +64,7 @@ bool is_target(const AdapterConfig& config, const std::string& path) {
   for (const std::string& saved : config.saved_modules) {
     if (PathPattern("(.*\\.)?" + saved + "(\\..*)?").matches(path)) return false;
   }
-  if (config.target_pattern == "all-linear") return true;
+  if (config.target_pattern == "all-linear") return kind == adapter::Module::Kind::kLinear;
   if (!config.target_pattern.empty()) return PathPattern(config.target_pattern).matches(path);
   return adapter::ends_with_one_of(path, config.targets);
 }
@@ -89,7 +101,9 @@ std::optional<std::int64_t> block_of(std::string_view path,
 }
 
 std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const ParameterSpec& matrix) {
-  if (!config.adapter.is_set() || !is_linear(matrix.name)) return {};
+  if (!config.adapter.is_set()) return {};
+  const std::optional<Module::Kind> module_kind = kind_of_module(config, matrix.name);
+  if (!module_kind) return {};
   const Kind& kind = row_of(config.adapter);
   if (kind.at == nullptr) return {};
   std::vector<ModuleAdapter> adapters;
@@ -101,11 +115,19 @@ std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const Parame
                         .first_row = part.first_row,
                         .rows = part.rows,
                         .inputs = matrix.shape[1],
-                        .shares_input = parts.size() > 1};
-    if (!is_target(config.adapter, module.path)) continue;
+                        .shares_input = parts.size() > 1,
+                        .kind = *module_kind};
+    if (!is_target(config.adapter, module.path, *module_kind)) continue;
     if (auto adapter = kind.at(config.adapter, module)) adapters.push_back(std::move(*adapter));
   }
   return adapters;
+}
+
+ParameterSpec head_matrix(const GptConfig& config) {
+  ParameterSpec matrix;
+  matrix.name = kHeadMatrix;
+  matrix.shape = {config.vocab_size, config.width};
+  return matrix;
 }
 
 bool is_saved(const GptConfig& config, const std::string& parameter) {

@@ -13,13 +13,15 @@
 // not kinds.
 namespace tessera::adapter {
 
-/// A linear module of the published model: rows of one of our matrices.
+/// A module of the published model: rows of one of our matrices.
 struct Module {
+  enum class Kind : std::uint8_t { kLinear, kEmbedding, kHead };
   std::string name;  ///< "layers.0.self_attn.q_proj"
   std::string path;  ///< with the family's prefix, as PEFT's patterns see it
   std::int64_t first_row = 0;
   std::int64_t rows = 0, inputs = 0;
   bool shares_input = false;  ///< our matrix has rows of other modules, too
+  Kind kind = Kind::kLinear;  ///< of one in a block, of tokens' embedding, or of what makes logits
 };
 
 struct ModuleAdapter {
@@ -27,6 +29,7 @@ struct ModuleAdapter {
     kBeside,  ///< y += scale * B A dropout(x), with A (r, inputs) and B (rows, r)
     kOutput,  ///< y *= l, l (rows, 1)
     kInput,   ///< x *= l, l (1, inputs)
+    kRows,    ///< embedding[token] += scale * B A[token], with A (rows, r) and B (inputs, r)
   };
   Module module;
   Place place = Place::kBeside;
@@ -37,9 +40,13 @@ struct ModuleAdapter {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Those of one of our parameters, in order of rows; none if it is no matrix of a linear module, or
-/// no target. Throws Error{kConfig} if a pattern is no regular expression.
+/// Those of one of our parameters, in order of rows; none if it is no matrix of a linear module, of
+/// tokens' embedding or of the head, or no target. A tied head's is head_matrix(). Throws
+/// Error{kConfig} if a pattern is no regular expression.
 std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const ParameterSpec& matrix);
+
+/// The matrix of the head as a module of its own, also where it is tied to the embedding.
+ParameterSpec head_matrix(const GptConfig& config);
 
 /// Whether config.adapter leaves a parameter to train. Throws Error{kConfig} where it names some of
 /// the modules that are one matrix here, and leaves out others.

@@ -172,9 +172,25 @@ bool is_in_layers(const AdapterConfig& adapter, const std::string& path) {
   return block && std::ranges::find(lora.layers, *block) != lora.layers.end();
 }
 
+/// An embedding's: as PEFT begins it, A is zero and B normal.
+std::vector<ParameterSpec> embedding_parameters(const LoraOptions& lora, const Module& module,
+                                                std::int64_t rank) {
+  const bool random = lora.initialization == Initialization::kRandomB;
+  return {{.name = module.name + ".lora_embedding_A",
+           .shape = {module.rows, rank},
+           .initializer = random ? Initializer::normal(1.0F) : Initializer::constant(0)},
+          {.name = module.name + ".lora_embedding_B",
+           .shape = {module.inputs, rank},
+           .initializer = Initializer::normal(1.0F)}};
+}
+
 std::optional<ModuleAdapter> at(const AdapterConfig& adapter, const Module& module) {
   if (!is_in_layers(adapter, module.path)) return {};
   const LoraOptions& lora = *adapter.lora();
+  require(module.kind == Module::Kind::kLinear ||
+              (!lora.dora && lora.initialization != Initialization::kPissa),
+          ErrorCode::kConfig, lora.dora ? "DoRA (use_dora)" : "PiSSA", ": target '", module.path,
+          "' is an embedding or the head, which plain LoRA alone adapts; leave one of the two out");
   const auto uniform = [](std::int64_t fan_in) {
     return Initializer::uniform(1.0F / std::sqrt(static_cast<float>(fan_in)));
   };
@@ -196,6 +212,11 @@ std::optional<ModuleAdapter> at(const AdapterConfig& adapter, const Module& modu
                      {.name = module.name + ".lora_B.weight",
                       .shape = {module.rows, rank},
                       .initializer = random_b ? uniform(rank) : Initializer::constant(0)}}};
+  if (module.kind == Module::Kind::kEmbedding) {
+    result.place = ModuleAdapter::Place::kRows;
+    result.dropout = 0.0F;
+    result.parameters = embedding_parameters(lora, module, rank);
+  }
   if (lora.dora) {
     result.parameters.push_back({.name = module.name + ".lora_magnitude_vector",
                                  .shape = {module.rows},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "op_support.h"
 
@@ -24,14 +25,16 @@ void check_targets(const char* op, const TensorView& targets, std::int64_t rows)
           to_string(targets.dtype));
 }
 
-/// Losses of `rows` rows as a value whose gradient goes on as `input_gradient` to `input_id`. See
+/// Losses of `rows` rows as a value whose gradient goes on as `gradients` to the inputs. See
 /// [Note: losses end the tape].
-Value loss_output(Tape& tape, Tensor losses, int input_id, Tensor input_gradient) {
-  return tape.split_output(std::move(losses),
-                           [input_id, input_gradient = std::move(input_gradient)](
-                               Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
-                             t.add_gradient(input_id, std::move(input_gradient));
-                           });
+Value loss_output(Tape& tape, Tensor losses, std::vector<std::pair<int, Tensor>> gradients) {
+  return tape.split_output(
+      std::move(losses),
+      [gradients = std::move(gradients)](Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
+        for (auto& [id, gradient] : gradients) {
+          t.add_gradient(id, std::move(gradient));
+        }
+      });
 }
 
 /// A loss that is not recorded has its logits as they were, and may count hits.
@@ -55,14 +58,25 @@ struct LossOptions {
   std::int32_t ignore_index = -1;
   float soft_cap = 0.0F;  ///< of the logits; 0: none
   Parameter* bias = nullptr;
+  Parameter* low_rank = nullptr;  ///< (V, R), of a product that logits have besides
+};
+
+/// The other factor of that product, (rows, R), and its gradient, of which there may be none.
+struct LowRankRows {
+  TensorView hidden{}, gradient{};
 };
 
 /// The three products of one chunk share one piece of scratch for the logits.
 class ChunkedLoss {
  public:
   ChunkedLoss(Tape& tape, const TensorView& x, Parameter& weight, const LossOptions& options,
-              std::int64_t chunk_rows)
-      : tape_(tape), x_(x), weight_(weight), options_(options), vocab_size_(weight.value.shape[0]) {
+              const LowRankRows& low_rank, std::int64_t chunk_rows)
+      : tape_(tape),
+        x_(x),
+        weight_(weight),
+        options_(options),
+        low_rank_(low_rank),
+        vocab_size_(weight.value.shape[0]) {
     // Rows of logits start at multiples of 64 bytes, on a GPU of 128 elements, so that every
     // leading dimension of the products is aligned. Of the products one has V columns, one V rows
     // and one a depth of V: on a GPU an odd V costs the fast algorithms, so the zeros behind the
@@ -90,6 +104,14 @@ class ChunkedLoss {
     const TensorView weight = with_zeros(weight_.value);
     const TensorView bias = options_.bias == nullptr ? TensorView() : options_.bias->value;
     multiply({.a = x, .b = weight, .c = logits, .bias = bias, .transpose_b = true});
+    if (options_.low_rank != nullptr) {
+      multiply({.a = low_rank_.hidden.narrow(0, begin, rows),
+                .b = options_.low_rank->value,
+                .c = logits.narrow(1, 0, vocab_size_),
+                .bias = {},
+                .transpose_b = true,
+                .accumulate = true});
+    }
     tape_.kernels().cross_entropy({.logits = padded,
                                    .targets = targets.narrow(0, begin, rows),
                                    .losses = losses.narrow(0, begin, rows),
@@ -120,10 +142,29 @@ class ChunkedLoss {
                 .transpose_a = true,
                 .accumulate = dw.accumulate});
     }
+    if (options_.low_rank != nullptr) {
+      add_low_rank_gradients(logits.narrow(1, 0, vocab_size_), begin, rows);
+    }
     if (dx) multiply({.a = logits, .b = weight, .c = dx.narrow(0, begin, rows), .bias = {}});
   }
 
  private:
+  void add_low_rank_gradients(const TensorView& logits, std::int64_t begin, std::int64_t rows) {
+    if (options_.low_rank->gradient) {
+      const GradientTarget db = gradient_target(*options_.low_rank);
+      multiply({.a = logits,
+                .b = low_rank_.hidden.narrow(0, begin, rows),
+                .c = db.view,
+                .bias = {},
+                .transpose_a = true,
+                .accumulate = db.accumulate});
+    }
+    if (!low_rank_.gradient) return;
+    multiply({.a = logits,
+              .b = options_.low_rank->value,
+              .c = low_rank_.gradient.narrow(0, begin, rows),
+              .bias = {}});
+  }
   /// The weight or its gradient as (columns_, inputs).
   TensorView with_zeros(const TensorView& weight) const {
     return TensorView(weight.data, weight.dtype, Shape{columns_, weight.shape[1]});
@@ -138,6 +179,7 @@ class ChunkedLoss {
   TensorView x_;
   Parameter& weight_;
   LossOptions options_;
+  LowRankRows low_rank_;
   std::int64_t vocab_size_;
   std::int64_t columns_;  ///< of the products: the vocabulary and the zeros behind it
   std::int64_t stride_;   ///< of a row of logits
@@ -147,8 +189,8 @@ class ChunkedLoss {
 
 /// `dx` may be empty, or x.
 void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView& targets,
-                const LossOptions& options, const Tensor& losses, const Tensor& dx,
-                bool gradients) {
+                const LossOptions& options, const LowRankRows& low_rank, const Tensor& losses,
+                const Tensor& dx, bool gradients) {
   const std::int64_t rows = leading_rows(x.shape()), vocab_size = weight.value.shape[0];
   const std::int64_t chunk_rows = cross_entropy_chunk_rows(rows, vocab_size, tape.options().device);
   require(rows / chunk_rows < kMaxChunks, ErrorCode::kConfig,
@@ -157,7 +199,7 @@ void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView
           " rows of logits; take a smaller micro-batch, sequence length or vocabulary");
   const TensorView flat_targets = targets.flat();
   const TensorView dx2 = dx ? as_matrix(dx) : TensorView();
-  ChunkedLoss loss(tape, as_matrix(x), weight, options, std::min(rows, chunk_rows));
+  ChunkedLoss loss(tape, as_matrix(x), weight, options, low_rank, std::min(rows, chunk_rows));
   for (std::int64_t begin = 0; begin < rows; begin += chunk_rows) {
     loss.run(begin, std::min(chunk_rows, rows - begin), flat_targets, losses, dx2, gradients);
   }
@@ -166,9 +208,10 @@ void run_chunks(Tape& tape, const Tensor& x, Parameter& weight, const TensorView
 /// `losses` of which backward computes the gradients, with the logits once more: see
 /// TapeOptions::loss_backward_apart.
 Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorView& targets,
-            const LossOptions& options) {
-  auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, options](
-                      Tape& t, const Tensor& /*loss_scale everywhere*/) mutable {
+            const LossOptions& options, const Value& hidden) {
+  auto backward = [x_id = x.id, saved = Saved(x), &weight, targets, options, hidden_id = hidden.id,
+                   hidden_saved = Saved(hidden)](Tape& t,
+                                                 const Tensor& /*loss_scale everywhere*/) mutable {
     check_gradient("linear_cross_entropy", "weight", weight);
     if (options.bias != nullptr) check_gradient("linear_cross_entropy", "bias", *options.bias);
     Tensor x_tensor = saved.get();
@@ -177,9 +220,19 @@ Value apart(Tape& tape, Tensor losses, Value x, Parameter& weight, const TensorV
         t.activation(Shape{leading_rows(x_tensor.shape())}, DType::kFloat32, "losses, once more");
     Tensor dx;
     if (x_id >= 0) dx = reuse_or_allocate(t, x_tensor, "head input gradient");
-    run_chunks(t, x_tensor, weight, targets, options, again, dx, true);
+    Tensor hidden_tensor, d_hidden;
+    LowRankRows low_rank;
+    if (options.low_rank != nullptr) {
+      check_gradient("linear_cross_entropy", "b", *options.low_rank);
+      hidden_tensor = hidden_saved.get();
+      d_hidden = t.activation(hidden_tensor.shape(), hidden_tensor.dtype(), "low-rank gradient");
+      low_rank = {as_matrix(hidden_tensor), as_matrix(d_hidden)};
+    }
+    hidden_saved = {};
+    run_chunks(t, x_tensor, weight, targets, options, low_rank, again, dx, true);
     x_tensor = {};  // now dx has its memory to itself
     t.add_gradient(x_id, std::move(dx));
+    if (d_hidden) t.add_gradient(hidden_id, std::move(d_hidden));
   };
   return tape.split_output(std::move(losses), std::move(backward));
 }
@@ -215,7 +268,7 @@ Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                                 .hits = hits_of(tape)},
                                tape.stream());
   tape.charge(elementwise_cost(gradient, kSoftmaxFlops, tape.recording() ? 2 : 1));
-  return loss_output(tape, std::move(losses), logits.id, std::move(gradient));
+  return loss_output(tape, std::move(losses), {{logits.id, std::move(gradient)}});
 }
 
 Value squared_error(Tape& tape, Value x, const TensorView& targets) {
@@ -239,7 +292,7 @@ Value squared_error(Tape& tape, Value x, const TensorView& targets) {
                                tape.stream());
   tape.charge(elementwise_cost(gradient, 4, tape.recording() ? 2 : 1));
   tape.charge(elementwise_cost(targets, 0, 1));
-  return loss_output(tape, std::move(losses), x.id, std::move(gradient));
+  return loss_output(tape, std::move(losses), {{x.id, std::move(gradient)}});
 }
 
 std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size,
@@ -254,7 +307,8 @@ std::int64_t cross_entropy_chunk_rows(std::int64_t rows, std::int64_t vocab_size
 }
 
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
-                           std::int32_t ignore_index, float soft_cap, Parameter* bias) {
+                           std::int32_t ignore_index, float soft_cap, Parameter* bias,
+                           const LowRankLogits* low_rank) {
   constexpr const char* kOp = "linear_cross_entropy";
   const TensorView& w = weight.value;
   require(x.shape().rank() >= 1 && w.shape.rank() == 2 && w.shape[1] == last_dim(x.shape()),
@@ -269,21 +323,49 @@ Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorV
     require(soft_cap == 0.0F, ErrorCode::kInvalidArgument, kOp,
             ": logits with a bias have no soft cap");
   }
-  if (tape.options().predicts) return capped(tape, linear(tape, x, weight, bias), soft_cap);
+  if (low_rank != nullptr) {
+    const Shape& b = low_rank->b.value.shape;
+    require(b.rank() == 2 && b[0] == w.shape[0] && b[1] == last_dim(low_rank->hidden.shape()) &&
+                leading_rows(low_rank->hidden.shape()) == leading_rows(x.shape()),
+            ErrorCode::kInvalidArgument, kOp, ": hidden ", low_rank->hidden.shape(), " and b ", b,
+            " do not fit x ", x.shape(), " and the weight ", w.shape);
+    check_compute_dtype(kOp, "hidden", low_rank->hidden.tensor, x.dtype());
+    check_gradient(kOp, "b", low_rank->b);
+  }
+  if (tape.options().predicts) {
+    Value logits = linear(tape, x, weight, bias);
+    if (low_rank != nullptr) {
+      logits = linear(tape, low_rank->hidden, low_rank->b, nullptr, &logits);
+    }
+    return capped(tape, std::move(logits), soft_cap);
+  }
   tape.expect_classes(w.shape[0]);
   const std::int64_t rows = leading_rows(x.shape());
   check_targets(kOp, targets, rows);
-  const LossOptions options{.ignore_index = ignore_index, .soft_cap = soft_cap, .bias = bias};
+  const LossOptions options{.ignore_index = ignore_index,
+                            .soft_cap = soft_cap,
+                            .bias = bias,
+                            .low_rank = low_rank != nullptr ? &low_rank->b : nullptr};
+  const Value hidden = low_rank != nullptr ? low_rank->hidden : Value{};
+  LowRankRows rows_of_hidden;
+  if (low_rank != nullptr) rows_of_hidden.hidden = as_matrix(hidden.tensor);
 
   Tensor losses = tape.activation(Shape{rows}, DType::kFloat32, "losses");
   if (tape.recording() && tape.options().loss_backward_apart) {
-    run_chunks(tape, x.tensor, weight, targets, options, losses, {}, false);
-    return apart(tape, std::move(losses), std::move(x), weight, targets, options);
+    run_chunks(tape, x.tensor, weight, targets, options, rows_of_hidden, losses, {}, false);
+    return apart(tape, std::move(losses), std::move(x), weight, targets, options, hidden);
   }
   Tensor dx;
   if (tape.recording() && x.id >= 0) dx = reuse_or_allocate(tape, x.tensor, "head input gradient");
-  run_chunks(tape, x.tensor, weight, targets, options, losses, dx, tape.recording());
-  return loss_output(tape, std::move(losses), x.id, std::move(dx));
+  Tensor d_hidden;
+  if (tape.recording() && hidden.id >= 0) {
+    d_hidden = tape.activation(hidden.shape(), hidden.dtype(), "low-rank gradient");
+    rows_of_hidden.gradient = as_matrix(d_hidden);
+  }
+  run_chunks(tape, x.tensor, weight, targets, options, rows_of_hidden, losses, dx,
+             tape.recording());
+  return loss_output(tape, std::move(losses),
+                     {{x.id, std::move(dx)}, {hidden.id, std::move(d_hidden)}});
 }
 
 }  // namespace tessera::ops

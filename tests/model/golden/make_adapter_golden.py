@@ -53,6 +53,9 @@ CASES = {
                                         target_modules=["q_proj", "v_proj", "o_proj", "down_proj"])),
     "gpt2_pissa": ("gpt2", LORA, dict(r=5, lora_alpha=3, init_lora_weights="pissa", use_dora=True,
                                       target_modules=["c_attn", "mlp.c_fc"])),
+    "llama_embedding": ("llama", LORA, dict(r=4, lora_alpha=6, target_modules=["embed_tokens", "q_proj", "lm_head"])),
+    "gpt2_embedding": ("gpt2", LORA, dict(r=3, lora_alpha=6, target_modules=["wte", "lm_head", "c_attn"])),
+    "gemma2_embedding": ("gemma2", LORA, dict(r=3, lora_alpha=6, use_rslora=True, target_modules=["embed_tokens"])),
 }
 
 

@@ -32,6 +32,9 @@ struct LowRank {
 /// (but for -0, which becomes 0).
 Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& low_rank);
 
+/// scale * (x a^T), (..., R): the first of these products alone; x (..., I), a (R, I).
+Value low_rank_hidden(Tape& tape, const Value& x, Parameter& a, float scale);
+
 /// x (..., Y) whose columns [first_column, first_column + C) are multiplied, each by its own number
 /// of `scale` (C elements), as (IA)^3 does (Liu et al. 2022). If these are not all columns, `x`
 /// becomes the product, and must be held by nothing else. A scale of ones changes no bit.
@@ -202,14 +205,21 @@ Value without_first(Tape& tape, const Value& x, std::int64_t count);
 Value cross_entropy(Tape& tape, Value logits, const TensorView& targets,
                     std::int32_t ignore_index = -1);
 
+/// A product that logits have besides: hidden (..., R) b^T, b (V, R).
+struct LowRankLogits {
+  Value hidden;
+  Parameter& b;
+};
+
 /// cross_entropy(x weight^T) without the logits of the whole batch: rows are taken in chunks, and
 /// while recording each chunk's gradients are computed at once; so weight.gradient, unlike those of
 /// other operations, is written in forward. x (..., C) becomes its own gradient; weight (V, C);
 /// targets (rows elements) int32 -> losses (rows) fp32. With a soft cap the logits are soft_cap *
 /// tanh(x weight^T / soft_cap). With a bias (V) they are x weight^T + bias; there is no cap then.
+/// With `low_rank` its product is added to x weight^T.
 Value linear_cross_entropy(Tape& tape, Value x, Parameter& weight, const TensorView& targets,
                            std::int32_t ignore_index = -1, float soft_cap = 0.0F,
-                           Parameter* bias = nullptr);
+                           Parameter* bias = nullptr, const LowRankLogits* low_rank = nullptr);
 
 /// Loss per row, (rows) fp32: the mean of (x - target)^2 over the last dimension of x (..., C);
 /// targets (as many elements) fp32. Its mean over rows is PyTorch's mse_loss. `x` becomes its own
