@@ -75,7 +75,7 @@ std::optional<TypedSection> open_optimizer(Section& top, const std::string& file
                   .params = "optimizer.params",
                   .ours = {"AdamW", "Adam", "SGD", "Lion"},
                   .others = {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon",
-                             "MuAdam", "MuAdamW", "MuSGD"}};
+                             "MuAdam", "MuAdamW", "MuSGD", "Adafactor"}};
   return open(top, kind, rules_of("optimizer"), rules_of("optimizer.params"), file, translation);
 }
 
