@@ -37,6 +37,11 @@ std::string kind_of(const ordered_json& object) {
   return kTexts;
 }
 
+void check_masked(const std::string& kind) {
+  require(kind == kTexts, ErrorCode::kConfig, "has ", kind,
+          ", and tokens are hidden in texts; write {\"text\": \"...\"}");
+}
+
 void check_messages(const ordered_json& messages, const char* key) {
   const auto is_message = [](const ordered_json& message) {
     return message.is_object() && message.contains("role") && message.at("role").is_string();
@@ -53,6 +58,7 @@ ExampleReader::ExampleReader(const DatasetOptions& options, const ordered_json& 
       kind_(options.labels.empty() ? kind_of(first) : kTexts),
       end_(options.end_token) {
   if (options_.tokenizer && !end_) end_ = options_.tokenizer->end_of_text();
+  if (is_masked()) check_masked(kind_);
   if (!is_chat()) return;
   require(options_.chat_template.has_value(), ErrorCode::kConfig,
           "has messages, which need a chat template; give `chat_template` FILE, or write texts as "
@@ -147,8 +153,7 @@ Example ExampleReader::read_labelled(const ordered_json& object) const {
 
 /// The last token, which is written twice, stands where others have what is a target alone.
 Example ExampleReader::read_masked(const ordered_json& object) const {
-  require(kind_of(object) == kTexts, ErrorCode::kConfig, "has ", kind_of(object),
-          ", and tokens are hidden in texts; write {\"text\": \"...\"}");
+  check_masked(kind_of(object));
   require(object.at("text").is_string(), ErrorCode::kConfig, "has a \"text\" that is no text");
   Example example = read_whole(object.at("text").get<std::string>());
   const auto size = static_cast<std::int32_t>(example.tokens.size());

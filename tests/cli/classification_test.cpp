@@ -132,6 +132,9 @@ TEST_F(Classification, ByAnEncoder) {
     EXPECT_EQ(told.exit_code, 0) << told.err;
     EXPECT_THAT(told.out, HasSubstr("accuracy 100.00 %, F1 100.00 % of 'good', macro F1"));
   }
+  EXPECT_THAT(
+      error_of(evaluate({"--init", path("tuned"), "--tokenizer", "bytes", "--task", "masked-lm"})),
+      HasSubstr("--task is masked-lm, and the model of --init classifies 2 labels"));
   const auto is_refused = HasSubstr("is an encoder, which reads texts and writes none");
   EXPECT_THAT(
       error_of(run({"generate", "--init", path("tuned"), "--tokenizer", "bytes", "--prompt", "x"})),

@@ -186,6 +186,8 @@ TEST_F(OwnTokenizer, MayBringTokensThatTheModelLacks) {
   EXPECT_EQ(config["vocab_size"], 525);
   good({"evaluate", "--init", path("resized"), "--eval-data", kAlice, "--sequence-length", "16",
         "--eval-tokens", "32"});
+  EXPECT_THAT(refused({"plan", "--init", init, "--resize-vocabulary"}),
+              HasSubstr("adds the tokens of a tokenizer, and there is none"));
   EXPECT_THAT(refused({"train", "--model", "gpt2-tiny", "--data", kAlice, "--steps", "1",
                        "--resize-vocabulary"}),
               HasSubstr("adds rows to the model of --init, which is not given"));

@@ -187,6 +187,8 @@ TEST_F(MaskedTexts, ExamplesKeepWhatIsAroundThem) {
   of = options("prompts.jsonl", R"({"prompt": "film", "completion": "great"})");
   EXPECT_THAT(refusal([&] { TokenDataset{of}; }),
               HasSubstr("has prompts, and tokens are hidden in texts"));
+  of = options("chats.jsonl", R"({"messages": [{"role": "user", "content": "film"}]})");
+  EXPECT_THAT(refusal([&] { TokenDataset{of}; }), HasSubstr("has messages, and tokens are"));
 }
 
 /// Masks follow from seed and sample alone, so batches, strategies, ranks and an interruption

@@ -333,7 +333,7 @@ class FrozenList {
       }
     }
     add_optimizer("lion");
-    for (const GptFamily family : {GptFamily::kGemma2, GptFamily::kGemma3}) {
+    for (const GptFamily family : {GptFamily::kGemma2, GptFamily::kGemma3, GptFamily::kBert}) {
       for (const char* const strategy : {"zero2", "full_shard"}) {
         SmallRun run{.ranks = 3, .strategy = strategy, .dropout = 0.1F};
         run.micro_steps = turn(2) + 1;

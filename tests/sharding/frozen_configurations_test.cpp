@@ -113,9 +113,7 @@ std::vector<FrozenConfiguration> choices() {
     runs.push_back({.optimizer = std::string(optimizer.name)});
   }
   for (const WeightFormat format : weight_formats()) runs.push_back({.base_format = format});
-  for (const FamilyRow& family : gpt_families()) {
-    if (!family.encoder) runs.push_back({.family = family.family});
-  }
+  for (const FamilyRow& family : gpt_families()) runs.push_back({.family = family.family});
   for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     for (const int depth : {0, 1, 2}) {
       runs.push_back({.policy = {depth, depth, recompute, depth, depth}});

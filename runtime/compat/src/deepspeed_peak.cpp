@@ -56,7 +56,7 @@ std::optional<double> scheduled_peak(TypedSection* scheduler) {
 std::optional<TypedSection> open_optimizer(Section& top) {
   return open(top, "optimizer", {"AdamW", "Adam", "SGD", "Lion"},
               {"Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "Muon", "MuAdam",
-               "MuAdamW", "MuSGD"});
+               "MuAdamW", "MuSGD", "Adafactor"});
 }
 
 std::optional<TypedSection> open_scheduler(Section& top) {

@@ -148,7 +148,8 @@ void add_tokenizer(Config& config, GptChoice& choice) {
   const auto is_given = [&](const char* name) {
     return has_setting(config, name) && !config.is_null(name);
   };
-  if (!is_given("tokenizer") && !is_given("data") && !is_given("eval_data")) return;
+  const bool reads = is_given("tokenizer") || is_given("data") || is_given("eval_data");
+  if (!reads && !resizes_vocabulary(config)) return;
   const std::int64_t known = choice.config.vocab_size;
   if (choice.text.tokenizer) {  // of a preset
     require(known >= choice.text.tokenizer->vocab_size(), ErrorCode::kConfig, "--vocab-size is ",
@@ -158,8 +159,11 @@ void add_tokenizer(Config& config, GptChoice& choice) {
     choice.text =
         choose_tokenizer(config, known, choice.pretrained ? &*choice.pretrained : nullptr);
   }
-  if (resizes_vocabulary(config) && choice.pretrained && choice.text.tokenizer &&
-      choice.text.tokenizer->vocab_size() > known) {
+  const bool resizes = resizes_vocabulary(config) && choice.pretrained;
+  require(!resizes || choice.text.tokenizer.has_value(), ErrorCode::kConfig,
+          "--resize-vocabulary adds the tokens of a tokenizer, and there is none; give --tokenizer "
+          "FILE or FOLDER");
+  if (resizes && choice.text.tokenizer->vocab_size() > known) {
     choice.pretrained = with_vocabulary(*choice.pretrained, choice.text.tokenizer->vocab_size());
     choice.config.vocab_size = choice.pretrained->config().vocab_size;
   }

@@ -59,6 +59,13 @@ std::vector<std::string> labels_of_data(const Config& config) {
   return labels;
 }
 
+/// A model with labels has no head for masked tokens.
+void check_no_masks(const Config& config, const std::vector<std::string>& labels) {
+  require(labels.empty() || config.get<std::string>(kTask) != kMaskedTokens, ErrorCode::kConfig,
+          "--task is masked-lm, and the model of --init classifies ", labels.size(),
+          " labels; leave out --task, or name the model that it was before");
+}
+
 }  // namespace
 
 std::vector<Setting> label_settings() {
@@ -95,6 +102,7 @@ void choose_labels(Config& config, GptChoice& choice) {
       own.empty() || asks || !config.is_typed(kTask) || config.get<std::string>(kTask) != "text",
       ErrorCode::kConfig, "--task is text, and the model of --init classifies ", own.size(),
       " labels; leave out --task, or name a model that writes text");
+  check_no_masks(config, own);
   require(!is_given(config, kLabels) || asks || !own.empty(), ErrorCode::kConfig,
           "--labels are for --task classification; give that, or leave them out");
   if (!asks && own.empty()) return;
@@ -125,9 +133,7 @@ void choose_task(Config& config, const GptConfig& gpt) {
   require(task != kMaskedTokens || family.encoder, ErrorCode::kConfig,
           "--task masked-lm is for encoders (bert), and a ", family.name,
           " tells the next token; leave it out, or name another model");
-  require(task != kMaskedTokens || tells_masks, ErrorCode::kConfig,
-          "--task is masked-lm, and the model of --init classifies ", gpt.labels.size(),
-          " labels; leave out --task, or name the model that it was before");
+  check_no_masks(config, gpt.labels);  // an adapter may have brought some
   require(!tells_masks || task != "text" || !config.is_typed(kTask), ErrorCode::kConfig, "a ",
           family.name,
           " is an encoder, which tells no next token; give --task masked-lm or "
