@@ -241,15 +241,6 @@ std::vector<NamedText> adopt_parameters(const GptChoice& choice, TrainerOptions&
   require(choice.pretrained.has_value() || !takes_from_base, ErrorCode::kConfig,
           "DoRA and PiSSA begin with what they take from a model's weights; give --init the model, "
           "or leave them out of --lora");
-  const AdapterConfig& adapter = choice.config.adapter;
-  require(
-      !adapter.is_encoded(), ErrorCode::kConfig, "the folder of --adapter has what the encoder of ",
-      adapter.is_set() ? kind_of(adapter).name : "",
-      " made, and not the encoder, which PEFT does not write; go on from a checkpoint of the run "
-      "(--resume), or train it without the encoder: in adapter_config.json set ",
-      adapter.prefix() != nullptr
-          ? "prefix_projection to false"
-          : "peft_type to PROMPT_TUNING, and leave out the keys that begin with encoder_");
   if (!choice.pretrained) return {};
   options.initial_parameters = [from = *choice.pretrained](TrainingState& state, Stream& stream) {
     from.load(state, stream);

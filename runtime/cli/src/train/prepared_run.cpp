@@ -22,6 +22,18 @@
 namespace tessera::cli {
 namespace {
 
+/// Refuses to train what an encoder has made without the encoder.
+void require_encoder(const AdapterConfig& adapter) {
+  require(
+      !adapter.is_encoded(), ErrorCode::kConfig, "the folder of --adapter has what the encoder of ",
+      adapter.is_set() ? kind_of(adapter).name : "",
+      " made, and not the encoder, which PEFT does not write; go on from a checkpoint of the run "
+      "(--resume), or train it without the encoder: in adapter_config.json set ",
+      adapter.prefix() != nullptr
+          ? "prefix_projection to false"
+          : "peft_type to PROMPT_TUNING, and leave out the keys that begin with encoder_");
+}
+
 /// The largest micro-batch that fits every process, and says so.
 void choose_batch(Config& config, TrainerOptions& options, const RunInputs& inputs) {
   const std::int64_t given = agreed_bytes_per_rank(options);
@@ -77,6 +89,7 @@ TrainerOptions PreparedRun::complete_options(const RunHost& host) {
     config.set_effective("data_kind", to_string(dataset->kind()));
     choose_steps(config, *dataset);
   }
+  require_encoder(choice.config.adapter);
   TrainerOptions options = trainer_options(config);
   const std::vector<NamedText> initial = adopt_parameters(choice, options);
   options.checkpoints.companions = source.files;
