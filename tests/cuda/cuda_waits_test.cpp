@@ -182,7 +182,8 @@ TEST_F(CudaWaits, CommunicationGoesBeforeComputationInAReplayToo) {
   fake_cuda::configure({.one_kernel_at_a_time = true});
   const auto device = make_cuda_device();
   const auto stream = [&](const char* name, bool urgent) {
-    return device->create_stream({.name = name, .priority = urgent ? StreamPriority::kUrgent : StreamPriority::kNormal});
+    return device->create_stream(
+        {.name = name, .priority = urgent ? StreamPriority::kUrgent : StreamPriority::kNormal});
   };
   const auto first = stream("compute", false), second = stream("gather", true),
              other = stream("other", false);

@@ -13,9 +13,9 @@
 // (AdamW: 28), 2 less with one of 16 bits, 2 more with a parameter.
 //
 // A thread takes four elements, 16 bytes of each fp32 tensor; a block a tile of 1024, at multiples
-// of 1024 of the shard, and where few blocks may run at once, further tiles. Segments go to the kernel by value, as many as fit; a block finds its own
-// by bisection. Where a segment ends inside of a group of four, or a view is not aligned, a thread
-// takes its elements one by one.
+// of 1024 of the shard, and where few blocks may run at once, further tiles. Segments go to the
+// kernel by value, as many as fit; a block finds its own by bisection. Where a segment ends inside
+// of a group of four, or a view is not aligned, a thread takes its elements one by one.
 
 namespace tessera::cuda {
 namespace {
@@ -135,9 +135,9 @@ void step_of(const OptimizerStepArgs& args, const UpdateStream& on) {
 void optimizer_step(const OptimizerStepArgs& args, Stream& stream) {
   check_optimizer_step(args);
   if (args.master.numel() == 0) return;
-  const UpdateStream on{.stream = handle(stream),
-                        .most_blocks =
-                            cuda_attention(cuda_stream(stream)).options.optimizer_blocks};
+  const UpdateStream on{
+      .stream = handle(stream),
+      .most_blocks = cuda_attention(cuda_stream(stream)).options.optimizer_blocks};
   AllRules::visit(args.optimizer->rule, [&]<typename Rule>(Rule) {
     if constexpr (Rule::kIsCoded) {
       coded_optimizer_step(args, on);

@@ -1,7 +1,7 @@
 #include "stream_cuda.h"
 
-#include <algorithm>
 #include <nvtx3/nvToolsExt.h>
+#include <algorithm>
 
 #include <chrono>
 #include <string>

@@ -53,8 +53,7 @@ namespace {
 
 StreamPriority priority_of(Lane lane, const ExecutorOptions& options) {
   if (lane == Lane::kCompute) return StreamPriority::kNormal;
-  const bool leaves_room =
-      lane == Lane::kOptimizer && options.cuda_kernels.optimizer_blocks > 0;
+  const bool leaves_room = lane == Lane::kOptimizer && options.cuda_kernels.optimizer_blocks > 0;
   return leaves_room ? StreamPriority::kBackground : StreamPriority::kUrgent;
 }
 
