@@ -281,7 +281,7 @@ TEST_P(PromptsOnTheCommandLine, AreTrainedWrittenAndRead) {
   EXPECT_EQ(text({"--init", saved, "--ranks", "2"}), text(read));
   const ProgramResult further = train(read);
   EXPECT_EQ(further.exit_code, encoded ? 2 : 0) << further.err;
-  if (encoded) EXPECT_THAT(further.err, HasSubstr("has what the encoder of "));
+  EXPECT_EQ(further.err.find("has what the encoder of ") != std::string::npos, encoded);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, PromptsOnTheCommandLine,
