@@ -370,8 +370,7 @@ std::vector<Row> machine_rows() {
           bound<&O::optimizer_blocks>(
               "optimizer_blocks",
               "with `overlap_steps` on a GPU: thread blocks of the optimizer that run at once, "
-              "behind the kernels of the next forward pass and on the multiprocessors that they "
-              "leave, 64 for a quarter of an H100; 0: all, before them",
+              "behind the kernels of the next forward pass, such as 64; 0: all, before them",
               {.minimum = 0, .maximum = 65535}),
           bound<&O::cuda_graph>("cuda_graph",
                                 "replay steps as a CUDA graph where that is possible"),
