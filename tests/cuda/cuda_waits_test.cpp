@@ -154,7 +154,7 @@ TEST_F(CudaWaits, AnOptimizerOfFewBlocksGoesBehindComputation) {
     const auto hash_by = [&](int blocks) {
       options.optimizer_blocks = blocks;
       const Model model = counting_gpt();
-      const CountingTokens data;
+      const test::CountingTokens data;
       return Trainer(model, data, options).train().parameters_sha256;
     };
     EXPECT_EQ(hash_by(1), hash_by(0)) << optimizer;
