@@ -22,13 +22,15 @@ void check_adapters(const Model& model, const GptConfig& config) {
       saves = saves || (spec.trainable && !is_adapter);
     }
   }
-  require(adapts, ErrorCode::kConfig, kind, ": no linear module of this ", family_of(config).name,
-          " is a target; its modules are ",
-          is_encoder(config)                  ? "query, key, value and dense"
-          : config.family == GptFamily::kGpt2 ? "c_attn, c_proj and c_fc"
-          : family_of(config).fused_files
-              ? "qkv_proj, o_proj, gate_up_proj and down_proj"
-              : "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj");
+  require(
+      adapts, ErrorCode::kConfig, kind, ": no linear module of this ", family_of(config).name,
+      " is a target; its modules are ",
+      is_encoder(config)                  ? "query, key, value and dense"
+      : config.family == GptFamily::kGpt2 ? "c_attn, c_proj and c_fc; wte and lm_head"
+      : family_of(config).fused_files
+          ? "qkv_proj, o_proj, gate_up_proj and down_proj; embed_tokens and lm_head"
+          : "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj; embed_tokens and "
+            "lm_head");
   require(saves, ErrorCode::kConfig, kind, ": modules_to_save names no module of this ",
           family_of(config).name);
 }

@@ -249,7 +249,7 @@ TEST_F(Compare, PredictsEveryStrategyWithoutDataAndFitsTheScreen) {
   EXPECT_FALSE(std::filesystem::exists(path("out/runs/cell-1-repeat-1.txt")));
   EXPECT_EQ(all.at("machine").at("profile"), "h100-sxm");
   EXPECT_FALSE(all.at("machine").contains("processor")) << "nothing ran on this one";
-  EXPECT_THAT(result.out, HasSubstr("trust them as a limit: published steps on H100"));
+  EXPECT_THAT(result.out, HasSubstr("trust them as a limit: seven steps measured on H100s"));
 }
 
 TEST_F(Compare, MicroBatchesAndReplicasAreAxes) {

@@ -274,7 +274,8 @@ PretrainedGpt with_adapter(const PretrainedGpt& base, const AdapterConfig& adapt
   auto files = copy_of_base(base, base.files());
   files->config.adapter = adapter;
   files->config.adapter.set_encoded(false);  // as a file for inference has it
-  files->format += concat(", with new ", adapter::row_of(adapter).described(files->config.adapter));
+  files->format +=
+      concat(", to which is new: ", adapter::row_of(adapter).described(files->config.adapter));
   derive(*files, base, true);
   add_fresh(*files);
   return PretrainedGpt(std::move(files));
@@ -418,8 +419,8 @@ void require_apart(const PretrainedGpt& adapted) {
   ParameterSpec embedding = adapter::head_matrix(config);
   embedding.name = embedding_name(config);
   for (const ParameterSpec& matrix : {adapter::head_matrix(config), embedding}) {
-    require(adapter::module_adapters(config, matrix).empty(), ErrorCode::kConfig, "'",
-            adapted.path(), "' adapts '", matrix.name,
+    require(adapter::module_adapters(config, matrix).empty(), ErrorCode::kConfig,
+            "the adapter changes '", matrix.name, "' of '", adapted.path(),
             "', and embedding and head are one matrix in this model: merged, the other would "
             "change, too; keep its folder and give it with `adapter`");
   }
@@ -439,9 +440,10 @@ const ParameterSpec* matrix_of(const ParameterSpec& spec,
 }  // namespace
 
 void write_merged(const PretrainedGpt& adapted, PretrainedWriter& target) {
-  require(!adapted.config().adapter.is_prompt(), ErrorCode::kConfig, "'", adapted.path(),
-          "' has a tuned prompt, which is no part of any matrix and cannot be merged; keep its "
-          "folder and give it with `adapter`");
+  require(
+      !adapted.config().adapter.is_prompt(), ErrorCode::kConfig, "the adapter of '", adapted.path(),
+      "' is a tuned prompt or prefix, which is no part of any matrix and cannot be merged; keep "
+      "its folder and give it with `adapter`");
   require_apart(adapted);
   GptConfig plain = adapted.config();
   plain.adapter = {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -48,7 +49,10 @@ void read_settings(std::string_view text, std::string_view kind,
                    const std::vector<SettingKey>& keys) {
   std::vector<std::string> names;
   for (const SettingKey& key : keys) names.push_back(key.name);
+  std::set<std::string> given;
   for (const auto& [name, values] : split_settings(text, kind)) {
+    require(given.insert(name).second, ErrorCode::kConfig, name, " is given twice to ", kind,
+            "; give it once");
     const auto key = std::ranges::find(keys, name, &SettingKey::name);
     if (key == keys.end()) {
       const std::string near = nearest_name(name, names);
@@ -57,7 +61,8 @@ void read_settings(std::string_view text, std::string_view kind,
       fail(ErrorCode::kConfig, "'", name, "' is no setting of ", kind,
            near.empty() ? "" : concat("; did you mean '", near, "'?"), "; there are ", all);
     }
-    require(key->is_list || values.size() == 1, ErrorCode::kConfig, name, " takes one value");
+    require(key->is_list || values.size() == 1, ErrorCode::kConfig, name,
+            " takes one value; what follows it needs an '='");
     key->set(values);
   }
 }

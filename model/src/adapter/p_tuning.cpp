@@ -21,8 +21,8 @@ constexpr const char* kHidden = "encoder_hidden_size";
 AdapterConfig parse(std::string_view text, const GptConfig& config) {
   PromptEncoderOptions encoder{.hidden = config.width};
   const auto set_encoder = [](const std::vector<std::string>& values) {
-    require(values.front() == "mlp", ErrorCode::kConfig, "encoder=", values.front(),
-            " is not built; PEFT recommends the MLP: encoder=mlp");
+    require(values.front() == "mlp" || values.front() == "MLP", ErrorCode::kConfig,
+            "encoder=", values.front(), " is not built; PEFT recommends the MLP: encoder=mlp");
   };
   read_settings(text, kPTuning.shown.name,
                 {integer_key("tokens", encoder.tokens),

@@ -44,7 +44,8 @@ PretrainedGpt with_vocabulary(const PretrainedGpt& base, std::int64_t tokens) {
           "' is a checkpoint, whose vocabulary stays; make a folder of it to begin with: tessera "
           "checkpoint convert");
   require(!from.config.adapter.is_set(), ErrorCode::kConfig, "'", base.path(),
-          "' has adapters, whose base would be another one; resize and export the base first");
+          "' has an adapter, or gets one, whose base would be another one; resize and export the "
+          "base first");
   auto files = std::make_shared<PretrainedGpt::Files>();
   files->path = from.path;
   files->config = from.config;

@@ -283,7 +283,11 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   step.bytes = costs.front().bytes;
   step.throttled = std::ranges::max(slower);
   if (const auto& power = cluster.profile.power) {
-    step.joules = power->idle.value * step.seconds + joules_of(costs.front(), *power);
+    for (const Costs& own : costs) {
+      const double joules = power->idle.value * step.seconds + joules_of(own, *power);
+      step.joules += joules;
+      step.watts = std::max(step.watts, joules / step.seconds);
+    }
   }
   const Schedule& of_first = *ranks.front().front().schedule;
   set_interval(step, cluster.profile, of_first.mesh.world_size() > 1);

@@ -334,6 +334,12 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
       !result.cuda_graph) {
     result.notes.push_back("steps are not replayed as a CUDA graph: " + no_graph);
   }
+  const bool overlaps = result.options.overlap_steps.value_or(false);
+  if (result.options.optimizer_blocks > 0 &&
+      (!overlaps || result.options.device != DeviceChoice::kCuda)) {
+    result.notes.emplace_back(
+        "`optimizer_blocks` has no effect: it is for steps that overlap on a GPU");
+  }
   require(result.options.offload_gradients.disk == 0.0, ErrorCode::kConfig, kNoGradientsOnDisk);
   if (result.options.pipeline.stages() > 1 && result.options.pipeline.layers.counts.empty()) {
     result.options.pipeline.layers = balanced_layers(inputs, result.options);

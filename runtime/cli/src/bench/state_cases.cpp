@@ -99,6 +99,16 @@ void add_scalar_cases(std::vector<KernelCase>& cases) {
            }});
     }
   }
+  // The words of eight ranks for the matrices of eight blocks.
+  cases.push_back({"max_words/ranks:8", [](KernelLab& lab) {
+                     Operands o{lab};
+                     const auto words = [&](const Shape& shape) {
+                       return TensorView(o.integers(shape.numel(), 0).data, DType::kInt32, shape);
+                     };
+                     return counted_call(
+                         o, &KernelTable::max_words,
+                         MaxWordsArgs{.rows = words({8, 32}), .words = words({32})});
+                   }});
   to.add(
       "exact_sum", &KernelTable::exact_sum,
       [](Operands& o) {

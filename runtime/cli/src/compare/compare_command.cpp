@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "commands.h"
-#include "compare/comparison.h"
+#include "compare/compared_cells.h"
 #include "compare/run_log.h"
 #include "output/run_report.h"
 #include "output/terminal.h"

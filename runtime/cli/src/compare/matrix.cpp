@@ -1,4 +1,4 @@
-#include "compare/comparison.h"
+#include "compare/compared_cells.h"
 
 #include <algorithm>
 #include <limits>

@@ -33,7 +33,8 @@ std::vector<Setting> size_settings() {
   std::vector<Setting> sizes = model_settings();
   std::erase_if(sizes, [](const Setting& setting) {
     return setting.name == "model" || setting.name == "init" || setting.name == "dropout" ||
-           setting.name == "tokenizer";
+           setting.name == "tokenizer" || setting.name == "resize_vocabulary" ||
+           setting.name.starts_with("chat_template");
   });
   return sizes;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "output/terminal.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
@@ -217,9 +218,11 @@ GptChoice choose_gpt(Config& config) {
   choice.has_starts =
       (has_setting(config, "packing") && config.get<bool>("packing")) || family_of(gpt).encoder;
   require(choice.sequence_length <= most, ErrorCode::kConfig, "--sequence-length is ",
-          choice.sequence_length, ", but the model's context has ", most,
-          most < gpt.context_length ? " tokens behind the prompt" : " tokens",
-          "; give --sequence-length at most that or raise ", "--context-length");
+          choice.sequence_length, ", but the model's context has ", counted(most, "token"),
+          most < gpt.context_length ? " behind the prompt" : "",
+          "; give --sequence-length at most that",
+          most < gpt.context_length ? ", or fewer tokens to the prompt" : "",
+          config.is_null("init") ? ", or raise --context-length" : "");
   choice.name = model_label(preset.empty() ? gpt_preset_names().front() : preset, gpt);
   return choice;
 }

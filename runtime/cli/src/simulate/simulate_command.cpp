@@ -160,20 +160,19 @@ std::string evidence_words(const PredictedSeconds& kernels) {
   return tessera::joined(words);
 }
 
-/// The lines of a step's power and energy; none if the profile does not know them.
-std::string power_words(const SimulatedCell& cell) {
+/// Prints the lines of a step's power and energy, if the profile knows them.
+void print_power(std::ostream& out, const SimulatedCell& cell) {
   const SimulatedStep& step = cell.step;
-  if (step.joules <= 0.0) return "";
-  std::string words = concat("power          ", fixed(step.joules / step.seconds, 0), " W");
+  if (step.joules <= 0.0) return;
+  const char* const where = step.stages.size() > 1 ? " on the stage that takes most" : "";
+  std::string words = concat("power          ", fixed(step.watts, 0), " W", where);
   if (step.throttled > 1.0) {
     words += concat(", the limit: the clock falls, and kernels take ",
                     in_percent(step.throttled - 1.0), " longer");
   }
-  if (step.stages.size() > 1) return words + " on the first pipeline rank\n";
-  const double joules = step.joules * cell.plan().options.ranks;
-  return concat(words, "\nenergy         ",
-                fixed(1e3 * joules / static_cast<double>(cell.tokens), 1),
-                " mJ per token, of the GPUs\n");
+  print_paragraph(out, words, 15);
+  out << "energy         " << fixed(1e3 * cell.joules() / static_cast<double>(cell.tokens), 1)
+      << " mJ per token, of the GPUs\n";
 }
 
 void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProfile& profile) {
@@ -186,7 +185,7 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
       << "step           " << in_ms(cell.step.seconds) << " ms" << interval_words(cell.step)
       << " of " << with_commas(cell.tokens) << " tokens\n"
       << "kernels        " << evidence_words(cell.step.kernels) << "\n"
-      << power_words(cell) << "tokens/s       " << with_prefix(cell.tokens_per_second()) << ", "
+      << "tokens/s       " << with_prefix(cell.tokens_per_second()) << ", "
       << with_prefix(cell.tokens_per_second() / static_cast<double>(options.ranks))
       << " per rank\n";
   if (cell.mfu > 0.0) {
@@ -198,6 +197,7 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
                "; what is computed again does not count"),
         15);
   }
+  print_power(out, cell);
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
       << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n";

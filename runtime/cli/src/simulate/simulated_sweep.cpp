@@ -246,6 +246,7 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
     lanes[std::string(to_string(lane))] = {{"busy_seconds", time.busy},
                                            {"exposed_seconds", time.exposed}};
   }
+  const double joules = cell.joules();
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (std::size_t i = 0; i < sweep.size(); ++i) json[sweep[i].name] = cell.values[i];
   json.update(
@@ -258,7 +259,7 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
        {"evidence", to_string(cell.step.kernels.most())},
        {"kernel_flops", cell.step.flops},
        {"kernel_bytes", cell.step.bytes},
-       {"joules", cell.step.joules > 0.0 ? nlohmann::ordered_json(cell.step.joules) : nullptr},
+       {"joules", joules > 0.0 ? nlohmann::ordered_json(joules) : nullptr},
        {"throttled", cell.step.throttled},
        {"tokens", cell.tokens},
        {"tokens_per_second", cell.tokens_per_second()},

@@ -27,6 +27,10 @@ struct SimulatedRun {
   std::int64_t memory = 0;  ///< of a device, with what it takes beside the plan
 
   const TrainingPlan& plan() const { return run->plan; }
+  /// The energy of a step on all GPUs; 0: the profile does not know it.
+  double joules() const {
+    return step.joules * plan().options.ranks / static_cast<double>(step.stages.size());
+  }
   double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
 };
 

@@ -47,7 +47,9 @@ struct SimulatedStep {
   /// By how much kernels take longer than alone, on the pipeline rank where that is most, since
   /// the limit of power holds the clock down; 1: they do not, or the profile has no limit.
   double throttled = 1.0;
-  double joules = 0.0;  ///< of a step of the first pipeline rank; 0: the profile does not know it
+  /// The energy of a step on one rank of each stage together, and the power of the one of them that
+  /// takes most; 0: the profile does not know it.
+  double joules = 0.0, watts = 0.0;
   /// The measured step is expected within seconds * (1 -+ half_width), nine times of ten; 0: the
   /// profile's rates are limits, which say nothing of it.
   double half_width = 0.0;
