@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "output/terminal.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
 #include "tessera/model/adapter.h"
@@ -218,8 +217,8 @@ GptChoice choose_gpt(Config& config) {
   choice.has_starts =
       (has_setting(config, "packing") && config.get<bool>("packing")) || family_of(gpt).encoder;
   require(choice.sequence_length <= most, ErrorCode::kConfig, "--sequence-length is ",
-          choice.sequence_length, ", but the model's context has ", counted(most, "token"),
-          most < gpt.context_length ? " behind the prompt" : "",
+          choice.sequence_length, ", but the model's context has ", most,
+          most == 1 ? " token" : " tokens", most < gpt.context_length ? " behind the prompt" : "",
           "; give --sequence-length at most that",
           most < gpt.context_length ? ", or fewer tokens to the prompt" : "",
           config.is_null("init") ? ", or raise --context-length" : "");
