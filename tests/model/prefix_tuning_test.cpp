@@ -185,7 +185,9 @@ TEST(PrefixTuning, ReadsAFlagAndRefusesByName) {
   EXPECT_THAT(error_of([&] { parse(""); }), HasSubstr("prefix tuning needs tokens=N"));
   EXPECT_THAT(error_of([&] { parse("tokens=4,init=text"); }), HasSubstr("it is random or zero"));
   EXPECT_THAT(error_of([&] { parse("tokens=4,projection=maybe"); }), HasSubstr("false or true"));
-  EXPECT_THAT(error_of([&] { parse("tokens=4,hidden=0"); }), HasSubstr("hidden is 0"));
+  EXPECT_THAT(error_of([&] { parse("tokens=4,projection=true,hidden=0"); }),
+              HasSubstr("hidden is 0"));
+  EXPECT_THAT(error_of([&] { parse("tokens=4,hidden=8"); }), HasSubstr("give projection=true"));
   EXPECT_THAT(error_of([&] { parse("tokens=32"); }), HasSubstr("leaves none of the model's"));
   const auto parsed = [&](const std::string& more) {
     const std::string text = R"({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3)" + more;

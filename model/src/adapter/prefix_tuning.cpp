@@ -23,12 +23,16 @@ std::int64_t keys_width(const GptConfig& config) {
 }
 
 AdapterConfig parse(std::string_view text, const GptConfig& config) {
-  PrefixOptions prefix{.hidden = keys_width(config)};
+  constexpr std::int64_t kNotGiven = INT64_MIN;
+  PrefixOptions prefix{.hidden = kNotGiven};
   read_settings(
       text, kPrefixTuning.shown.name,
       {integer_key("tokens", prefix.tokens),
        choice_key("projection", "false", "true", prefix.projection),
        integer_key("hidden", prefix.hidden), choice_key("init", "random", "zero", prefix.zero)});
+  require(prefix.projection || prefix.hidden == kNotGiven, ErrorCode::kConfig,
+          "hidden is the width of a projection; give projection=true, or leave it out");
+  if (prefix.hidden == kNotGiven) prefix.hidden = keys_width(config);
   require(prefix.tokens > 0, ErrorCode::kConfig,
           "prefix tuning needs tokens=N, above 0: how many stand before each sequence");
   return {.kind = prefix};
