@@ -20,7 +20,7 @@ class LongFrequencies {
  public:
   std::span<const float> of(const GptConfig& config, const RotaryConfig& rotary,
                             std::int64_t length) const {
-    // Those of longrope are the same for all of them.
+    // The frequencies of longrope are the same for all lengths.
     const std::int64_t key = rotary.scaling == RotaryConfig::Scaling::kLongRope ? 0 : length;
     const std::lock_guard lock(mutex_);
     std::vector<float>& frequencies = by_length_[key];

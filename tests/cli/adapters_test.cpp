@@ -66,7 +66,7 @@ TEST_F(AdaptersOnTheCommandLine, AreTrainedBesideAQuantisedBase) {
   EXPECT_THAT(refused.err, HasSubstr("--base-format nf4 is for matrices that are not trained"));
 }
 
-// What new ones take from the base's weights is the same in every rank, and in whoever goes on.
+// New adapters take the same from the base's weights in every rank, and in whoever goes on.
 TEST_F(AdaptersOnTheCommandLine, BeginWithWhatTheyTakeFromTheBase) {
   const std::string base = path("base");
   ASSERT_EQ(train({"--model", "llama-tiny", "--layers", "2", "--export", base}).exit_code, 0);

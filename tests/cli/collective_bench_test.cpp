@@ -12,7 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/trainer/launch.h"
 
-// What `tessera bench collectives` says of a group that computes wrongly.
+// `tessera bench collectives` names the faults of a group that computes wrongly.
 namespace tessera::bench {
 namespace {
 

@@ -129,7 +129,7 @@ TEST_F(Compare, StagesOfAPipelineAreAxes) {
     ranks_of_cells[settings.at("pipeline").get<std::string>() + " " +
                    settings.at("pipeline_schedule").get<std::string>()] = ranks.size();
   }
-  // Of one stage there is one cell.
+  // One stage has one cell.
   EXPECT_THAT(ranks_of_cells,
               ::testing::ElementsAre(std::pair("1 -", 1U), std::pair("2 1f1b", 2U),
                                      std::pair("2 gpipe", 2U), std::pair("3 1f1b", 3U),
@@ -269,7 +269,7 @@ TEST_F(Compare, MicroBatchesAndReplicasAreAxes) {
   }
   EXPECT_GE(predicted, 6);
   EXPECT_THAT(result.out, AllOf(HasSubstr("micro-batch"), HasSubstr("replicas")));
-  // Those that cannot be are told once, with all cells of a reason together.
+  // Impossible cells are told once, with all cells of a reason together.
   EXPECT_THAT(result.err, Not(HasSubstr("impossible")));
   const std::size_t first = result.out.find("impossible: hybrid_shard");
   ASSERT_NE(first, result.out.npos);

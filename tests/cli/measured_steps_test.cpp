@@ -81,7 +81,7 @@ class MeasuredSteps : public test::ProgramTest {
     return path("profile.json");
   }
 
-  /// Of the steps that `counts` takes.
+  /// Judges the steps that `counts` takes.
   template <class Counts>
   void expect_errors(double mean, double worst, const std::string& profile, const Counts& counts) {
     double sum = 0.0, most = 0.0;

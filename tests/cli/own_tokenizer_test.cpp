@@ -126,7 +126,7 @@ TEST_F(OwnTokenizer, GoesWithAnExportedModel) {
   good({"generate", "--init", path("tuned"), "--tokens", "1"});
 }
 
-// As TRL: the tokenizer's, not the first of a list.
+// The end token is the tokenizer's, not the first of a list, as in TRL.
 TEST_F(OwnTokenizer, ExamplesEndWithItsEndToken) {
   const std::string init = folder(), data = examples();
   write("model/generation_config.json", R"({"eos_token_id": [0, 522, 523]})");

@@ -37,7 +37,7 @@ class SameRun : public test::LaunchTest {
     int first = -1, second = -1;  ///< exit codes
     std::string first_says, second_says;
   };
-  /// What two processes say that torchrun would start.
+  /// The output of two processes that torchrun would start.
   Two train_two(const Flags& first, const Flags& second) const {
     ScopedVariables torchrun{{"RANK", "0"},
                              {"WORLD_SIZE", "2"},

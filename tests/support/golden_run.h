@@ -104,4 +104,18 @@ inline Trained train_golden(const Golden& golden, const Model& model, const Init
   return trained;
 }
 
+/// Expects that training under some strategies, on one and three ranks, has the losses and gradient
+/// norms of the golden's steps.
+inline void expect_golden_steps(const Golden& golden, const Model& model,
+                                const InitialValues& initial) {
+  for (const char* const strategy : {"no_shard", "zero2", "full_shard"}) {
+    for (const int ranks : {1, 3}) {
+      SCOPED_TRACE(strategy);
+      const Trained trained = train_golden(golden, model, initial, strategy, ranks);
+      EXPECT_LT(relative_error(trained.losses, golden.floats("step_loss")), 1e-5);
+      EXPECT_LT(relative_error(trained.norms, golden.floats("step_gradient_norm")), 1e-4);
+    }
+  }
+}
+
 }  // namespace tessera::test

@@ -14,7 +14,7 @@
 // Kernels and their launchers share these. simt::launch reports launch errors by itself.
 namespace tessera::cuda {
 
-/// Those of an H100 or H200: a constant, so that sums do not depend on the GPU.
+/// An H100 or H200 has so many: a constant, so that sums do not depend on the GPU.
 inline constexpr int kMultiprocessors = 132;
 
 inline constexpr float kLog2E = 1.4426950408889634F;  // exp(x) = 2^(kLog2E x)

@@ -49,8 +49,8 @@ struct GemmPointers {
 /// The stand-in of the tests rounds there, too (tests/emulator_blas/product.cpp).
 class GemmPlans {
  public:
-  /// Those of the stream's GPU and table, which the stream keeps. Throws Error{kConfig} if the
-  /// table was made elsewhere.
+  /// The stream keeps the plans of its GPU and table. Throws Error{kConfig} if the table was made
+  /// elsewhere.
   static GemmPlans& of(CudaStream& stream);
 
   GemmPlans(int ordinal, std::shared_ptr<const GemmTable> table);

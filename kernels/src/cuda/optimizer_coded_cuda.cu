@@ -135,7 +135,7 @@ struct LaneElements {
   bool whole[kGroups];
 };
 
-/// Of one state: a lane's part of a block.
+/// Decodes a lane's part of a block of one state.
 template <bool kSigned>
 __device__ void decode(const CodeTables& tables, const std::uint8_t* codes, float absmax,
                        const LaneElements& own, float (&values)[kGroups][kGroup]) {

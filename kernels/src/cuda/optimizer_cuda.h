@@ -25,7 +25,8 @@ namespace tessera::cuda {
 constexpr int kGroup = 4;
 constexpr int kUpdateThreads =
     256;  // 64 bytes in flight per thread: two blocks saturate a multiprocessor
-/// Those of a launch: with 32 bytes each, half of the 4 KiB that parameters may take everywhere.
+/// A launch takes so many: with 32 bytes each, half of the 4 KiB that parameters may take
+/// everywhere.
 constexpr int kSegments = 64;
 
 struct Segments {

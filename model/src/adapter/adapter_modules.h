@@ -40,9 +40,9 @@ struct ModuleAdapter {
   std::vector<ParameterSpec> parameters;
 };
 
-/// Those of one of our parameters, in order of rows; none if it is no matrix of a linear module, of
-/// tokens' embedding or of the head, or no target. A tied head's is head_matrix(). Throws
-/// Error{kConfig} if a pattern is no regular expression.
+/// The adapters of one of our parameters, in order of rows; none if it is no matrix of a linear
+/// module, of tokens' embedding or of the head, or no target. A tied head's is head_matrix().
+/// Throws Error{kConfig} if a pattern is no regular expression.
 std::vector<ModuleAdapter> module_adapters(const GptConfig& config, const ParameterSpec& matrix);
 
 /// The matrix of the head as a module of its own, also where it is tied to the embedding.

@@ -76,7 +76,7 @@ void check_attention(const TrainerOptions& options) {
       "auto");
 }
 
-/// Those of the cores that may be used, or of the CPUs that ranks are given instead.
+/// A rank has the threads of its share of the usable cores, or of the CPUs given to ranks instead.
 int default_threads(const TrainerOptions& options) {
   const int ranks = ranks_on_host(options);
   const int threads = default_threads_per_rank(ranks);

@@ -58,7 +58,7 @@ struct LinkProfile {
   Quantity bandwidth;  ///< bytes that a rank sends per second (nccl-tests' bus bandwidth)
   std::vector<CollectiveTimes> measured{};
 
-  /// Those of the number of ranks that is nearest; null: none were measured.
+  /// The times of the number of ranks that is nearest; null: none were measured.
   const CollectiveTimes* find(std::string_view collective, int ranks) const;
 };
 
