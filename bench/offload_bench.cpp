@@ -27,7 +27,7 @@
 #include "tessera/core/thread_team.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/timeline.h"
 #include "tessera/trainer/launch.h"
 

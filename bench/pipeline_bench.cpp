@@ -26,7 +26,7 @@
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/launch.h"
 

@@ -6,7 +6,7 @@
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/pipeline.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/sharding/validate.h"
 

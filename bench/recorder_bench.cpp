@@ -10,7 +10,7 @@
 #include "tessera/core/memory.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/trainer/launch.h"
 
 namespace tessera::bench {

@@ -34,7 +34,7 @@
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/executor.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/sample_division.h"
 #include "tessera/trainer/launch.h"
 

@@ -70,6 +70,9 @@ class Goals:
         self.judge("bytes copied in and out around collectives", sharding.get("copied_bytes"), at_most=0)
 
     def by_offload(self, offload):
+        host = offload.get("host_optimizer", {})
+        self.judge("AdamW on the host: part of its memory's bandwidth",
+                   host["bytes_per_second"] / host["limit_bytes_per_second"] if host else None, at_least=0.9)
         for row in offload.get("offload", []):
             name = f"{row['model']}, optimizer on the host"
             if "seconds_without" in row:

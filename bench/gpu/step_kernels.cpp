@@ -15,7 +15,7 @@
 #include "tessera/lab/kernel_calls.h"
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 // The kernels of a training step of a GPT on one GPU, by shape, as JSON, without a GPU: what
 // report.py --predict charges time for, and what a profile of the step is compared with.

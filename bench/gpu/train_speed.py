@@ -56,6 +56,18 @@ def sustained(bench):
     return rates
 
 
+def host_optimizer(program, seconds):
+    """Bytes per second of AdamW over state in the host's memory, by all cores, and the most that this memory gave."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        try:
+            subprocess.run([program, "bench", "kernels", "--device", "cpu", "--json", file.name, "--filter",
+                            "optimizer_step/adamw/parameter:bf16/"], check=True, capture_output=True, timeout=seconds)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise NotMeasured(f"AdamW on the host: {error}") from error
+        row = json.load(open(file.name))["benchmarks"][0]
+    return {"bytes_per_second": row["GB/s"] * 1e9, "limit_bytes_per_second": row["limit"] * 1e9}
+
+
 class Runs:
     def __init__(self, args):
         self.args, self.begin = args, time.monotonic()
@@ -108,12 +120,19 @@ class Runs:
                                                     costs["no_shard"]["seconds"])
         self.results["copied_bytes"] = costs["full_shard"]["copied_bytes"]
 
+    def host_optimizer(self):
+        self.results["host_optimizer"] = host_optimizer(self.args.program, self.seconds_left())
+
     def offload(self, model, micro_batch):
         """Host memory: 12 bytes of state, 4 of gradients and 2 of parameters for each parameter."""
         flags = self.flags + ["--recompute", "full"]
         row = train(self.args.program, self.args.tokens, model, micro_batch,
                     flags + ["--offload-optimizer", "host"], self.seconds_left())
         row.update({"model": model, "micro_batch": micro_batch})
+        if "host_optimizer" in self.results:
+            # AdamW reads and writes 30 bytes of a parameter, of which the 2 of bf16 go to the GPU.
+            moved = 15 * row["tier_copy_bytes"]["host_to_device"]
+            row["host_update_seconds"] = moved / self.results["host_optimizer"]["bytes_per_second"]
         rates = self.results["sustained"]
         for key, copy in (("device_to_host", "copy to host"), ("host_to_device", "copy from host")):
             if copy in rates:
@@ -123,6 +142,8 @@ class Runs:
         write_json(self.args.json, self.results)
         plain = train(self.args.program, self.args.tokens, model, micro_batch, flags, self.seconds_left())
         row["seconds_without"] = plain["seconds"]
+        if "host_update_seconds" in row:
+            row["tokens_to_hide_updates"] = row["tokens"] * row["host_update_seconds"] / plain["seconds"]
 
     def fine_tune(self, what, model, micro_batch, flags, sequence_length=1024):
         row = train(self.args.program, self.args.tokens, model, micro_batch, self.flags + flags,
@@ -155,6 +176,10 @@ class Runs:
             print(f"\n{row['model']}, micro-batch {row['micro_batch']} of {row['sequence_length']}, {row['what']}: "
                   f"{row['seconds'] * 1e3:.1f} ms, {millijoules(row)} mJ per token, peak "
                   f"{row['peak_bytes'] / 2**30:.1f} GiB{state(row['gpu'])}")
+        if "host_optimizer" in self.results:
+            host = self.results["host_optimizer"]
+            print(f"\nAdamW on the host: {host['bytes_per_second'] * 1e-9:.0f} GB/s, "
+                  f"{host['bytes_per_second'] / host['limit_bytes_per_second']:.0%} of its memory's")
         for row in self.results["offload"]:
             shares = ", ".join(f"{row[key]:.0%} of the link's rate {words}" for key, words in (
                 ("device_to_host_share_of_link", "to the host"),
@@ -162,6 +187,9 @@ class Runs:
             without = f", {row['seconds_without'] * 1e3:.1f} without" if "seconds_without" in row else ""
             print(f"\n{row['model']}, micro-batch {row['micro_batch']}, optimizer on the host: "
                   f"{row['seconds'] * 1e3:.1f} ms{without}; copies take {shares or 'unknown shares'}")
+            if "tokens_to_hide_updates" in row:
+                print(f"updates on the host take {row['host_update_seconds'] * 1e3:.0f} ms, as long as the GPU computes "
+                      f"for {row['tokens_to_hide_updates']:,.0f} tokens a step; this step has {row['tokens']:,}")
         if "full_shard_over_no_shard" in self.results:
             print(f"\nfull_shard / no_shard, one rank: {self.results['full_shard_over_no_shard']:.3f}")
 
@@ -221,6 +249,8 @@ def main():
         runs.attempt("sustained rates", runs.sustained)
     for text in filter(None, args.runs.split(",")):
         runs.attempt(text, runs.run, *parse_run(text))
+    if args.offload:
+        runs.attempt("AdamW on the host", runs.host_optimizer)
     for text in filter(None, args.offload.split(",")):
         runs.attempt(f"{text}, optimizer on the host", runs.offload, *parse_run(text)[:2])
     if args.fine_tune:

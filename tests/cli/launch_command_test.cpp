@@ -9,7 +9,7 @@
 #include "cli/launched_program.h"
 #include "cli/pseudo_terminal.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 
 // Runs of several processes: the same numbers as in one, and an end when one of them ends.
 namespace tessera::launch_command_test {

@@ -4,7 +4,7 @@
 #include <regex>
 
 #include "cli/program.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 
 // `tessera test` in one process: every strategy runs as itself, and what users set does not make a
 // healthy machine look broken.

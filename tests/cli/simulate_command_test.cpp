@@ -91,6 +91,30 @@ TEST_F(SimulateCommand, MfuIsToldInBothConventions) {
                     HasSubstr("of 183 GFLOP/s in bf16"), Not(HasSubstr("0 TFLOP"))));
 }
 
+TEST_F(SimulateCommand, TellsFromHowManyTokensOnTheHostIsHidden) {
+  const auto run_of = [&](const char* samples) {
+    const test::ProgramResult result =
+        simulate({"--ranks", "1", "--profile", "h100-sxm", "--micro-batch", samples,
+                  "--offload-optimizer", "host", "--format", "json"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return nlohmann::json::parse(result.out).at("runs").at(0);
+  };
+  const auto few = run_of("1"), many = run_of("32");
+  const auto seconds = [](const nlohmann::json& run) {
+    return run.at("step_seconds").get<double>();
+  };
+  const double host = few.at("host_update_seconds").get<double>();
+  EXPECT_GT(host, 0.0);
+  EXPECT_EQ(many.at("host_update_seconds").get<double>(), host);  // whatever the step's tokens
+  EXPECT_GT(few.at("tokens_to_hide_updates").get<double>(), 1024);
+  EXPECT_GT(seconds(few), host);  // waits for the host
+  EXPECT_LT(many.at("tokens_to_hide_updates").get<double>(), 32 * 1024);
+  EXPECT_LT(seconds(many) - many.at("lanes").at("compute").at("busy_seconds").get<double>(), host);
+  const test::ProgramResult text = simulate({"--offload-optimizer", "host"});
+  EXPECT_THAT(in_one_line(text.out), HasSubstr("ms of optimizer steps on the host, at its"));
+  EXPECT_THAT(simulate({}).out, Not(HasSubstr("optimizer steps on the host")));
+}
+
 TEST_F(SimulateCommand, SweepsPrintWhatIsFixedAndWriteCsv) {
   const std::vector<std::string> flags{
       "--sweep",         "strategy=zero2,full_shard micro-batch=1,4",

@@ -11,7 +11,7 @@
 #include "support/grid.h"
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 // The formulas are derived by hand from what a strategy does, not from the schedule. Per rank,
 // small_layout's units embedding, h.0, h.1, h.2, head have 128, 192, 256, 320, 384 trainable

@@ -18,7 +18,7 @@
 #include "tessera/core/cpu_device.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/trainer/launch.h"
 
 namespace tessera::test::groups_test {

@@ -105,7 +105,7 @@ TEST(PlanPasses, FromShardOnAllRanksTrainTheSameBits) {
     SCOPED_TRACE(name_of(given));
     const FrozenConfiguration c = plain(given, 2);
     const FrozenResult planned = train_after("synchronise", c);
-    for (const char* const pass : {"shard", "place", "prefetch", "slots"}) {
+    for (const char* const pass : {"shard", "tiers", "prefetch", "slots"}) {
       if (pass == std::string_view("shard") && has_quantized(c)) continue;
       SCOPED_TRACE(pass);
       const FrozenResult result = train_after(pass, c);
@@ -122,7 +122,7 @@ TEST(PlanPasses, KeepTheGradientSumsFromShardOn) {
     PlanOptions options = plan_options(given.run, plans.model, plans.layout, plans.source);
     if (given.placement) options.placement = *given.placement;
     const std::uint64_t planned = hash_of(gradient_sums(plans.schedules.front().second));
-    for (const char* const pass : {"place", "prefetch", "slots"}) {
+    for (const char* const pass : {"tiers", "prefetch", "slots"}) {
       EXPECT_EQ(hash_of(gradient_sums(plan(plans.layout, options, pass))), planned) << pass;
     }
   }
@@ -157,7 +157,7 @@ TEST(PlanPasses, AreNamedAndExplained) {
     names.push_back(pass.name);
     EXPECT_FALSE(pass.summary.empty()) << pass.name;
   }
-  const std::vector<std::string_view> expected{"order",    "update", "shard", "place",
+  const std::vector<std::string_view> expected{"order",    "update", "shard", "tiers",
                                                "prefetch", "codes",  "slots", "synchronise"};
   EXPECT_EQ(names, expected);
 }
@@ -173,7 +173,7 @@ TEST(PlanPasses, AnUnknownOneIsRefusedWithTheNamesOfAll) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
     EXPECT_THAT(error.what(), testing::HasSubstr("there is no pass 'polish'; passes are order, "
-                                                 "update, shard, place, prefetch, codes, slots, "
+                                                 "update, shard, tiers, prefetch, codes, slots, "
                                                  "synchronise"));
   }
 }

@@ -8,7 +8,7 @@
 #include "sharding/golden_text.h"
 #include "support/grid.h"
 #include "support/small_layout.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 // Plans to the letter: golden/*.txt.
 namespace tessera::test::plan_golden_test {

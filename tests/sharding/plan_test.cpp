@@ -1,4 +1,4 @@
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

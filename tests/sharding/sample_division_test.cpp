@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "support/grid.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 
 namespace tessera::test::sample_division_test {
 namespace {

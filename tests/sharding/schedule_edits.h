@@ -13,7 +13,7 @@
 #include "support/small_layout.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/validate.h"
 
 // Plans of every sort, and the means to break them.

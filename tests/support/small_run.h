@@ -16,7 +16,7 @@
 #include "tessera/model/gpt.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/sharding/validate.h"
 #include "tessera/trainer/launch.h"

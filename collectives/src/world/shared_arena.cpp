@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/round_up.h"
 #include "tessera/core/touch_pages.h"
 
 namespace tessera {
@@ -22,10 +23,6 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = 2U << 20U;
 constexpr const char* kRaiseFiles = "; raise 'ulimit -n', or start fewer processes";
 static_assert(sizeof(ArenaHeader) <= kPage);
-
-std::size_t round_up(std::size_t bytes, std::size_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
 
 /// Twice the machine's memory: what is freed in one size and asked for in another needs addresses,
 /// and addresses cost nothing.

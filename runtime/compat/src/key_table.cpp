@@ -10,8 +10,19 @@
 #include "keys.h"
 #include "known_settings.h"
 #include "tessera/core/nearest_name.h"
+#include "tessera/core/text.h"
 
 namespace tessera::compat {
+
+KeyTable::KeyTable(const char* section_path, const std::vector<KeyRule>& rows,
+                   const char* key_prefix, bool ignored_without)
+    : section(section_path), prefix(key_prefix), apart_from_prefix(ignored_without) {
+  for (const KeyRule& row : rows) {
+    for (const std::string& name : split_text(row.name, ',')) {
+      rules.push_back(row.changed(&KeyRule::name, trimmed(name)));
+    }
+  }
+}
 
 void attempt(const std::function<void()>& part) {
   try {

@@ -37,7 +37,7 @@ inline constexpr const char* kBelow = "read key by key, as below";
 
 /// One key of a foreign file. The tables of these are the policy; see *_keys.cpp.
 struct KeyRule {
-  const char* name;
+  std::string name;  ///< in a table's source several, "a, b": the rule is each one's
   KeyType type;
   KeyUse use;
   const char* here = "";      ///< kUsed: what it is here, for README.md
@@ -75,17 +75,17 @@ struct KeyRule {
   }
 };
 
-inline KeyRule used(const char* name, KeyType type, const char* here) {
-  return {.name = name, .type = type, .use = KeyUse::kUsed, .here = here};
+inline KeyRule used(const char* names, KeyType type, const char* here) {
+  return {.name = names, .type = type, .use = KeyUse::kUsed, .here = here};
 }
-inline KeyRule quiet(const char* name, KeyType type, const char* why) {
-  return {.name = name, .type = type, .use = KeyUse::kQuiet, .why = why};
+inline KeyRule quiet(const char* names, KeyType type, const char* why) {
+  return {.name = names, .type = type, .use = KeyUse::kQuiet, .why = why};
 }
-inline KeyRule said(const char* name, KeyType type, const char* why) {
-  return {.name = name, .type = type, .use = KeyUse::kSaid, .why = why};
+inline KeyRule said(const char* names, KeyType type, const char* why) {
+  return {.name = names, .type = type, .use = KeyUse::kSaid, .why = why};
 }
-inline KeyRule refused(const char* name, KeyType type, const char* asks_for, const char* instead) {
-  return {.name = name,
+inline KeyRule refused(const char* names, KeyType type, const char* asks_for, const char* instead) {
+  return {.name = names,
           .type = type,
           .use = KeyUse::kRefused,
           .asks_for = asks_for,
@@ -94,10 +94,13 @@ inline KeyRule refused(const char* name, KeyType type, const char* asks_for, con
 
 /// The keys of a section, and what we do with each. README.md has all of them.
 struct KeyTable {
-  const char* section;  ///< by its path; "accelerate" or "deepspeed" at the top
-  std::vector<KeyRule> rules;
-  const char* prefix = "";         ///< keys may go without it: "fsdp_"
-  bool apart_from_prefix = false;  ///< tell that Accelerate ignores keys without the prefix
+  KeyTable(const char* section_path, const std::vector<KeyRule>& rows, const char* key_prefix = "",
+           bool ignored_without = false);
+
+  const char* section;         ///< by its path; "accelerate" or "deepspeed" at the top
+  std::vector<KeyRule> rules;  ///< one of each key
+  const char* prefix;          ///< keys may go without it: "fsdp_"
+  bool apart_from_prefix;      ///< tell that Accelerate ignores keys without the prefix
 };
 
 class KnownSettings;

@@ -20,8 +20,8 @@
 #include "tessera/collectives/mpi_group.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host_name.h"
-#include "tessera/sharding/placement.h"
 #include "tessera/sharding/sample_division.h"
+#include "tessera/sharding/strategies.h"
 
 namespace tessera {
 namespace {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "tessera/core/error.h"
+#include "tessera/core/round_up.h"
 
 namespace tessera {
 namespace {
@@ -21,10 +22,6 @@ constexpr bool kPooling = false;
 #else
 constexpr bool kPooling = true;
 #endif
-
-std::size_t round_up(std::size_t bytes, std::size_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
 
 /// `bytes` (whole pages) aligned to a huge page, or nullptr.
 void* map_pages(std::size_t bytes) {

@@ -49,6 +49,7 @@ struct Costs {
   PredictedSeconds kernels;
   double between = 0.0;  ///< two steps
   double flops = 0.0, bytes = 0.0;
+  double host_updates = 0.0;
 };
 
 Costs costs_of(const Program& program, const ModelLayout& layout, const Model& model,
@@ -87,8 +88,10 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       seconds += static_cast<double>(copied_bytes(schedule, action)) / rate;
     } else if (profile.device != "cpu" && runs_on_host(schedule, action)) {
       const int sharing = std::min(schedule.mesh.world_size(), cluster.ranks_per_node);
-      seconds += static_cast<double>(operand_bytes(schedule, action)) * sharing /
-                 profile.host_bandwidth.value;
+      const double update = static_cast<double>(operand_bytes(schedule, action)) * sharing /
+                            profile.host_bandwidth.value;
+      costs.host_updates += update;
+      seconds += update;
     } else {
       PredictedSeconds predicted;
       for (const KernelCall& call : kernels[i]) {
@@ -281,6 +284,7 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   step.kernels = costs.front().kernels;
   step.flops = costs.front().flops;
   step.bytes = costs.front().bytes;
+  step.host_updates = costs.front().host_updates;
   step.throttled = std::ranges::max(slower);
   if (const auto& power = cluster.profile.power) {
     for (const Costs& own : costs) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/core/round_up.h"
 #include "tessera/sharding/fp8_options.h"
 
 namespace tessera {
@@ -12,10 +13,6 @@ namespace {
 
 /// Unit, flat parameter and tensor, by index.
 using TensorId = std::tuple<int, int, int>;
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 /// A flat parameter, of a mirror that of its unit.
 std::pair<int, int> home_of(const ModelLayout& layout, int unit, int flat) {

@@ -1,6 +1,6 @@
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/kernel_table.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 namespace tessera {
 

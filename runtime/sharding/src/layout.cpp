@@ -8,13 +8,10 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/round_up.h"
 
 namespace tessera {
 namespace {
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 std::int64_t numel_of(const Layer& layer) {
   std::int64_t sum = 0;

@@ -4,7 +4,7 @@
 #include "tessera/core/error.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/passes.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 namespace tessera {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pass_tools.h"
+#include "passes/pass_tools.h"
 
 namespace tessera {
 namespace {

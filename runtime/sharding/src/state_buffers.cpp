@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "pass_tools.h"
+#include "passes/pass_tools.h"
 #include "tessera/core/error.h"
 
 namespace tessera {

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "gradient_sums.h"
-#include "schedule_words.h"
+#include "schedule/schedule_words.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/contents.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "device_array.h"
+#include "execution/device_array.h"
 #include "tessera/core/error.h"
 #include "tessera/core/nearest_name.h"
 #include "tessera/kernels/philox.h"

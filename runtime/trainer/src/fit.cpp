@@ -9,7 +9,7 @@
 
 #include "fit_search.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/byte_size.h"
 #include "tessera/trainer/gpu_overhead.h"

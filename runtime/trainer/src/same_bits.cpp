@@ -1,7 +1,7 @@
 #include "tessera/trainer/same_bits.h"
 
 #include "tessera/sharding/gradient_sums.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/training_plan.h"
 

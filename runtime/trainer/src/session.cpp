@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "plan_here.h"
+#include "agreed_plan.h"
 #include "session_impl.h"
 #include "tessera/trainer/gather.h"
 
@@ -10,7 +10,8 @@ namespace tessera {
 
 Session::Session(const Model& model, const BatchSource& source, const TrainerOptions& options,
                  const BatchSource* evaluation) {
-  auto plan = std::make_unique<const TrainingPlan>(plan_here({model, source, evaluation}, options));
+  auto plan =
+      std::make_unique<const TrainingPlan>(agreed_plan({model, source, evaluation}, options));
   const TrainingPlan& kept = *plan;
   impl_ = std::make_unique<Impl>(std::move(plan), kept);
 }

@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
-#include "plan_here.h"
+#include "agreed_plan.h"
 #include "tessera/trainer/session.h"
 
 namespace tessera {
 
 Trainer::Trainer(const Model& model, const BatchSource& source, const TrainerOptions& options,
                  const BatchSource* evaluation)
-    : plan_(plan_here({model, source, evaluation}, options)) {}
+    : plan_(agreed_plan({model, source, evaluation}, options)) {}
 
 TrainingSummary Trainer::train(const OnStep& on_step, const OnNote& on_note,
                                const OnEvaluation& on_evaluation, const OnSave& on_save,

@@ -6,8 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "agreed_plan.h"
 #include "best_evaluation.h"
-#include "plan_here.h"
 #include "tessera/core/error.h"
 #include "tessera/lab/dump_writer.h"
 #include "tessera/sharding/account.h"

@@ -15,7 +15,7 @@
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/sharding/account.h"
 #include "tessera/sharding/executor.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/validate.h"
 #include "tessera/trainer/byte_size.h"
 

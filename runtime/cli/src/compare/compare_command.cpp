@@ -17,7 +17,7 @@
 #include "tessera/core/error.h"
 #include "tessera/lab/comparison_figures.h"
 #include "tessera/lab/report.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
 

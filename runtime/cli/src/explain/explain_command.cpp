@@ -16,7 +16,7 @@
 #include "tessera/compat/aliases.h"
 #include "tessera/core/error.h"
 #include "tessera/core/mesh.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/trainer/same_bits.h"
 #include "tessera/trainer/trainer_settings.h"
 

@@ -1,6 +1,5 @@
-#include <unistd.h>
 #include <algorithm>
-#include <csignal>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -8,13 +7,13 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "commands.h"
 #include "evaluate/evaluation.h"
+#include "generate/chat.h"
 #include "generate/sample.h"
 #include "launch/same_run.h"
 #include "output/terminal.h"
@@ -38,160 +37,42 @@
 namespace tessera::cli {
 namespace {
 
-/// The messages of a chat so far.
-class Conversation {
- public:
-  /// `system`: what its system message says; "": it has none.
-  Conversation(const ChatTemplate& chat, const std::string& system);
+/// Settings of training that generation has, too, with the same help.
+constexpr std::array kShared{"base_format",
+                             "tokenizer",
+                             "chat_template",
+                             "chat_template_kwargs",
+                             "prompt",
+                             "temperature",
+                             "top_k",
+                             "top_p",
+                             "replicas",
+                             "pipeline",
+                             "pipeline_split",
+                             "wrap",
+                             "prefetch_forward",
+                             "precision",
+                             "device",
+                             "group",
+                             "attention",
+                             "deterministic_attention",
+                             "gemm_table",
+                             "threads_per_rank",
+                             "memory_limit",
+                             "timeout",
+                             "check_collectives"};
 
-  /// Adds what the user says; returns the whole as the text that an assistant goes on with.
-  std::string ask(const std::string& text);
-  /// Adds what the assistant has said.
-  void answer(const std::string& text);
-  /// Leaves the system message alone.
-  void reset();
-
- private:
-  const ChatTemplate& chat_;
-  nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
-  std::size_t first_ = 0;  ///< messages in front of the user's first
-};
-
-struct ChatRequest {
-  const ChatTemplate& chat;
-  std::string system{};
-  GenerateOptions sampling{};            ///< its tokens and context_length are those below
-  std::int64_t tokens = 0;               ///< of an answer, at most
-  std::int64_t window = 0;               ///< tokens of the conversation that the model sees
-  const Tokenizer* tokenizer = nullptr;  ///< null where bytes are tokens
-  std::span<const std::int32_t> ends{};  ///< tokens that end an answer
-  NextLogits next_logits{};
-  std::function<bool()> stopped{};  ///< the last pass was told to stop
-};
-
-/// To whoever types; in a file of answers there are answers alone.
-void tell(const std::string& text) {
-  std::cerr << for_reader(inspect(stderr), text, 2) << std::endl;
-}
-
-/// The next line; false at the end of the input.
-bool read_line(bool is_typed, std::string& line) {
-  if (is_typed) std::cout << "> " << std::flush;
-  if (!std::getline(std::cin, line)) {
-    if (is_typed) std::cout << std::endl;  // behind the "> "
-    return false;
-  }
-  if (line.ends_with('\r')) line.pop_back();
-  return true;
-}
-
-std::string text_of(std::span<const std::int32_t> tokens, const Tokenizer* tokenizer) {
-  if (tokenizer != nullptr) return tokenizer->decode(tokens, false);
-  return printable(tokens);  // templates take UTF-8
-}
-
-Conversation::Conversation(const ChatTemplate& chat, const std::string& system) : chat_(chat) {
-  if (!system.empty()) messages_.push_back({{"role", "system"}, {"content", system}});
-  first_ = messages_.size();
-}
-
-std::string Conversation::ask(const std::string& text) {
-  messages_.push_back({{"role", "user"}, {"content", text}});
-  return chat_.render(messages_, true, nullptr);
-}
-
-void Conversation::answer(const std::string& text) {
-  messages_.push_back({{"role", "assistant"}, {"content", text}});
-}
-
-void Conversation::reset() {
-  messages_.erase(messages_.begin() + static_cast<std::ptrdiff_t>(first_), messages_.end());
-}
-
-/// A conversation: reads a line of the standard input, writes the answer to the standard output
-/// with a line break behind it, and so on. "/reset" begins anew, "/exit" and the end of the input
-/// end it. Ctrl-C ends an answer; while a line is awaited, the program. The n-th answer is drawn by
-/// the seed plus n - 1. Returns the exit code.
-int run_chat(const ChatRequest& request) {
-  const bool is_typed = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
-  if (is_typed) tell("/reset begins anew; /exit or Ctrl-D ends; Ctrl-C ends an answer");
-  Conversation conversation(request.chat, request.system);
-  GenerateOptions options = request.sampling;
-  options.tokens = request.tokens;
-  options.context_length = request.window;
-  for (std::string line; read_line(is_typed, line) && line != "/exit";) {
-    if (line.empty()) continue;
-    if (line == "/reset") {
-      conversation.reset();
-      options.seed = request.sampling.seed;
-      continue;
-    }
-    const std::string text = conversation.ask(line);
-    const std::vector<std::int32_t> prompt =
-        request.tokenizer != nullptr ? request.tokenizer->encode(text) : to_byte_tokens(text);
-    const InterruptGuard interrupt;
-    const Continuation answer =
-        write_continuation(options, prompt, request.next_logits, request.tokenizer, request.ends,
-                           std::cout, [&] { return !request.stopped(); });
-    std::cout << std::endl;
-    if (!std::cout.good()) return kExitGood;  // nobody reads any more
-    const auto tokens = static_cast<std::int64_t>(answer.tokens.size());
-    if (interrupt.signal() != 0 && interrupt.signal() != SIGINT) {
-      return kExitSignal + interrupt.signal();
-    }
-    if (tokens == request.tokens) {
-      tell(concat("note: the answer was cut off after ", counted(tokens, "token"),
-                  "; --tokens N allows more"));
-    }
-    if (static_cast<std::int64_t>(prompt.size()) + tokens > request.window) {
-      tell(concat("note: the conversation is longer than the ", request.window,
-                  " tokens that the model sees: its beginning is dropped; /reset begins anew"));
-    }
-    conversation.answer(text_of(answer.tokens, request.tokenizer));
-    ++options.seed;
-  }
-  return kExitGood;
-}
-
-/// Settings of training that generation has, too, and their help here; "": the same.
-const std::map<std::string, std::string>& shared_settings() {
-  static const std::map<std::string, std::string> helps{
-      {"init",
-       "the model: a checkpoint, a Hugging Face folder, or a model .bin of "
-       "llm.c"},
-      {"adapter", "the model's adapters: a folder as PEFT writes it"},
-      {"base_format", ""},
-      {"tokenizer", ""},
-      {"chat_template", ""},
-      {"chat_template_kwargs", ""},
-      {"prompt", ""},
-      {"temperature", ""},
-      {"top_k", ""},
-      {"top_p", ""},
-      {"seed", "of the tokens that are drawn: the same seed, the same text"},
-      {"ranks",
-       "ranks that share the model: threads of this process, or those that a launcher starts"},
-      {"strategy",
-       "how parameters are spread over ranks: full_shard (each has its shard, and gathers a unit "
-       "at a time), hybrid_shard (the same inside a replica), no_shard (each has all), or another "
-       "of train's"},
-      {"replicas", ""},
-      {"pipeline", ""},
-      {"pipeline_split", ""},
-      {"wrap", ""},
-      {"prefetch_forward", ""},
-      {"precision", ""},
-      {"device", ""},
-      {"group", ""},
-      {"attention", ""},
-      {"deterministic_attention", ""},
-      {"gemm_table", ""},
-      {"threads_per_rank", ""},
-      {"memory_limit", ""},
-      {"timeout", ""},
-      {"check_collectives", ""}};
-  return helps;
-}
+/// These have a help of their own here.
+const std::map<std::string, std::string> kSharedUnderOtherHelp{
+    {"init", "the model: a checkpoint, a Hugging Face folder, or a model .bin of llm.c"},
+    {"adapter", "the model's adapters: a folder as PEFT writes it"},
+    {"seed", "of the tokens that are drawn: the same seed, the same text"},
+    {"ranks",
+     "ranks that share the model: threads of this process, or those that a launcher starts"},
+    {"strategy",
+     "how parameters are spread over ranks: full_shard (each has its shard, and gathers a unit at "
+     "a time), hybrid_shard (the same inside a replica), no_shard (each has all), or another of "
+     "train's"}};
 
 struct GenerateSettings {
   std::vector<Setting> flags{};
@@ -201,12 +82,13 @@ struct GenerateSettings {
 GenerateSettings generate_settings() {
   GenerateSettings all;
   for (Setting& setting : joined({model_settings(), trainer_settings(), train_only_settings()})) {
-    const auto shared = shared_settings().find(setting.name);
-    if (shared == shared_settings().end()) {
+    const auto other_help = kSharedUnderOtherHelp.find(setting.name);
+    if (other_help != kSharedUnderOtherHelp.end()) {
+      setting.help = other_help->second;
+    } else if (std::ranges::find(kShared, setting.name) == kShared.end()) {
       all.other.push_back(std::move(setting));
       continue;
     }
-    if (!shared->second.empty()) setting.help = shared->second;
     if (setting.name == "seed") setting.group = "Sample";
     // All processes must come to the same text.
     if (setting.group == "Sample") setting.must_agree = MustAgree::kAll;

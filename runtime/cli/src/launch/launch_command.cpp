@@ -18,8 +18,8 @@
 #include "tessera/compat/config.h"
 #include "tessera/compat/launcher.h"
 #include "tessera/core/error.h"
-#include "tessera/sharding/placement.h"
 #include "tessera/sharding/sample_division.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/trainer/trainer_options.h"
 #include "tessera/trainer/trainer_settings.h"
 

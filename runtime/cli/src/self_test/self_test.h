@@ -11,7 +11,7 @@
 #include "tessera/compat/launcher.h"
 #include "tessera/core/device.h"
 #include "tessera/model/gpt.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/trainer/trainer_options.h"
 
 namespace tessera::cli {

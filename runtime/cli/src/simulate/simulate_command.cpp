@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -201,6 +202,16 @@ void print_cell(std::ostream& out, const SimulatedCell& cell, const HardwareProf
   out << "exposed        " << in_ms(cell.step.communication.exposed) << " ms of "
       << in_ms(cell.step.communication.busy) << " ms communication, "
       << in_percent(cell.step.communication.exposed / cell.step.seconds) << " of the step\n";
+  if (cell.step.host_updates > 0.0) {
+    print_paragraph(
+        out,
+        concat("host           ", in_ms(cell.step.host_updates),
+               " ms of optimizer steps on the host, at its memory's bandwidth; the GPU computes as "
+               "long for ",
+               with_commas(std::llround(cell.tokens_to_hide_updates())),
+               " tokens of a rank, and with fewer a step waits for the host"),
+        15);
+  }
   if (cell.step.stages.size() > 1) {
     out << "bubble         " << in_percent(cell.step.bubble() / cell.step.seconds)
         << " of the step; messages are exposed for " << in_ms(cell.step.exposed_messages())

@@ -279,6 +279,8 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
   if (cell.plan().host_memory.total > 0) {
     json["host_peak_bytes"] = to_json(cell.plan().host_memory);
     if (cell.plan().disk_bytes > 0) json["disk_bytes"] = cell.plan().disk_bytes;
+    json["host_update_seconds"] = cell.step.host_updates;
+    json["tokens_to_hide_updates"] = cell.tokens_to_hide_updates();
     json["tier_copy_bytes"] = tier_copies_to_json(cell.plan().traffic);
   }
   return json;

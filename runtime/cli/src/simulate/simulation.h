@@ -31,6 +31,13 @@ struct SimulatedRun {
   double joules() const {
     return step.joules * plan().options.ranks / static_cast<double>(step.stages.size());
   }
+  /// The tokens of a rank's step for which its GPU computes as long as the host updates: with
+  /// fewer, updates cannot be hidden. 0: none are on the host.
+  double tokens_to_hide_updates() const {
+    const auto ranks =
+        static_cast<double>(plan().options.ranks) / static_cast<double>(step.stages.size());
+    return static_cast<double>(tokens) / ranks * step.host_updates / step.of(Lane::kCompute).busy;
+  }
   double tokens_per_second() const { return static_cast<double>(tokens) / step.seconds; }
 };
 

@@ -22,7 +22,7 @@
 #include "tessera/model/pretrained.h"
 #include "tessera/model/tokenizer.h"
 #include "tessera/sharding/account.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/trainer/csv_log.h"
 #include "tessera/trainer/log.h"
 #include "tessera/trainer/session.h"

@@ -44,6 +44,8 @@ struct SimulatedStep {
   PredictedSeconds kernels{};  ///< of the first pipeline rank, at any clock
   /// The work of the kernels of a step of the first pipeline rank.
   double flops = 0.0, bytes = 0.0;
+  /// Seconds of the optimizer steps of a GPU's rank, of the first pipeline rank, on the host.
+  double host_updates = 0.0;
   /// By how much kernels take longer than alone, on the pipeline rank where that is most, since
   /// the limit of power holds the clock down; 1: they do not, or the profile has no limit.
   double throttled = 1.0;

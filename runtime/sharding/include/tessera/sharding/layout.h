@@ -8,7 +8,7 @@
 
 #include "tessera/autograd/layer.h"
 #include "tessera/core/mesh.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 
 namespace tessera {
 

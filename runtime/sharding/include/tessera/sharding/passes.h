@@ -36,7 +36,7 @@ Schedule update(Schedule schedule);
 Schedule shard(Schedule schedule);
 /// Moves state, gradients and layers' inputs to the tiers where they are kept, with copies around
 /// each use, and decodes quantised parameters before each use.
-Schedule place(Schedule schedule);
+Schedule tiers(Schedule schedule);
 /// Issues what brings parameters and inputs ahead of use, by the depths of the policy, and joins
 /// uses of a unit between which it would be pointless to release its parameters.
 Schedule prefetch(Schedule schedule);

@@ -9,7 +9,7 @@
 #include "tessera/core/dtype.h"
 #include "tessera/core/mesh.h"
 #include "tessera/sharding/pipeline.h"
-#include "tessera/sharding/placement.h"
+#include "tessera/sharding/strategies.h"
 
 namespace tessera {
 

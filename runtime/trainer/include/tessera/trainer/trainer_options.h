@@ -21,9 +21,9 @@
 #include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/learning_rate.h"
-#include "tessera/sharding/placement.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/sample_division.h"
+#include "tessera/sharding/strategies.h"
 #include "tessera/sharding/training_state.h"
 #include "tessera/trainer/loss_scale_options.h"
 

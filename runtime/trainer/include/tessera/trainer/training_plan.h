@@ -13,7 +13,7 @@
 #include "tessera/core/memory.h"
 #include "tessera/kernels/gemm_table.h"
 #include "tessera/sharding/layout.h"
-#include "tessera/sharding/plan.h"
+#include "tessera/sharding/planner.h"
 #include "tessera/sharding/schedule.h"
 #include "tessera/sharding/step_plan.h"
 #include "tessera/trainer/trainer_options.h"
