@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -173,7 +174,14 @@ TEST(SimulatedStep, HasTheIntervalOfWhatItsKernelsRestOn) {
       {.evidence = Evidence::kInterpolated, .meets = true, .half_width = 0.3}};
   EXPECT_EQ(half_width(), 0.2);
   cluster.profile.steps = {time_steps(subject.timed(), cluster.profile)};
+  const auto set_spread = [&](double spread) {
+    for (StepTimes::Kernel& kernel : cluster.profile.steps.front().kernels) kernel.spread = spread;
+  };
+  set_spread(0.0);
   EXPECT_EQ(half_width(), 0.01);
+  set_spread(0.04);  // 1.645 standard deviations, of which the quartiles are 1.349 apart
+  EXPECT_NEAR(half_width(), std::hypot(0.01, 0.04 * 1.645 / 1.349), 1e-12);
+  set_spread(0.0);
   EXPECT_FALSE(simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
                              subject.options, cluster)
                    .assumes_half_width);

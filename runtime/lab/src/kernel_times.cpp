@@ -11,8 +11,9 @@
 namespace tessera {
 namespace {
 
-PredictedSeconds resting_on(Evidence evidence, double seconds) {
-  PredictedSeconds predicted;
+/// `spread` is relative.
+PredictedSeconds resting_on(Evidence evidence, double seconds, double spread) {
+  PredictedSeconds predicted{.spread = spread * seconds};
   predicted.by[static_cast<std::size_t>(evidence)] = seconds;
   return predicted;
 }
@@ -48,6 +49,11 @@ double distance_between(const std::vector<double>& a, const std::vector<double>&
   return std::sqrt(squared);
 }
 
+/// The relative spread of kernels that are timed alone; 0: the profile does not know it.
+double spread_alone(const HardwareProfile& profile) {
+  return profile.noise ? profile.noise->spread : 0.0;
+}
+
 /// "gemm nt" of "gemm nt, bias, gelu".
 std::string_view without_company(std::string_view kernel) {
   return kernel.substr(0, kernel.find(','));
@@ -78,6 +84,7 @@ Evidence PredictedSeconds::most() const {
 
 PredictedSeconds& PredictedSeconds::operator+=(const PredictedSeconds& other) {
   for (std::size_t i = 0; i < by.size(); ++i) by[i] += other.by[i];
+  spread += other.spread;
   return *this;
 }
 
@@ -114,7 +121,8 @@ KernelTimes::KernelTimes(const HardwareProfile& profile, int threads)
 
 PredictedSeconds KernelTimes::of(const KernelCall& call, std::string_view operation) const {
   if (steps_.empty()) {
-    return resting_on(Evidence::kInterpolated, seconds_alone(call, profile_, threads_));
+    return resting_on(Evidence::kInterpolated, seconds_alone(call, profile_, threads_),
+                      spread_alone(profile_));
   }
   std::string key = concat(operation, '|', step_name(call), '|', to_string(call.dtype));
   for (const double n : rates_size(call)) key += concat('|', n);
@@ -127,31 +135,42 @@ PredictedSeconds KernelTimes::find(const KernelCall& call, std::string_view oper
   const std::string name = step_name(call);
   const std::string_view dtype = to_string(call.dtype);
   const std::vector<double> size = rates_size(call);
-  std::vector<double> same, alike;
+  std::vector<const StepTimes::Kernel*> same, alike;
   const bool has_threads = steps_.front()->threads == threads_;
   for (const StepTimes* const steps : steps_) {
     if (!has_threads) break;
     for (const StepTimes::Kernel& kernel : steps->kernels) {
       if (kernel.kernel != name || kernel.dtype != dtype || kernel.size != size) continue;
-      (kernel.operation == operation ? same : alike).push_back(kernel.seconds);
+      (kernel.operation == operation ? same : alike).push_back(&kernel);
     }
   }
   if (same.empty()) same = std::move(alike);
-  if (!same.empty()) return resting_on(Evidence::kMeasured, median(std::move(same)));
+  if (!same.empty()) {
+    const auto median_over = [&](double StepTimes::Kernel::*member) {
+      std::vector<double> values;
+      for (const StepTimes::Kernel* const kernel : same) values.push_back(kernel->*member);
+      return median(std::move(values));
+    };
+    return resting_on(Evidence::kMeasured, median_over(&StepTimes::Kernel::seconds),
+                      median_over(&StepTimes::Kernel::spread));
+  }
   const double alone = seconds_alone(call, profile_, threads_);
-  const double ratio = ratio_of(call, operation);
-  return ratio > 0.0 ? resting_on(Evidence::kCorrected, alone * ratio)
-                     : resting_on(Evidence::kInterpolated, alone);
+  const Correction correction = correction_of(call, operation);
+  return correction.ratio > 0.0
+             ? resting_on(Evidence::kCorrected, alone * correction.ratio, correction.spread)
+             : resting_on(Evidence::kInterpolated, alone, spread_alone(profile_));
 }
 
-double KernelTimes::ratio_of(const KernelCall& call, std::string_view operation) const {
+KernelTimes::Correction KernelTimes::correction_of(const KernelCall& call,
+                                                   std::string_view operation) const {
   const std::string name = step_name(call);
   const std::string_view dtype = to_string(call.dtype);
   const std::vector<double> size = rates_size(call);
   // A kernel counts before the same GEMM in other company, and at equal distances one of the same
   // operation before others.
   constexpr double kOtherCompany = 4.0, kOtherOperation = 0.25;
-  double nearest = HUGE_VAL, ratio = 0.0;
+  double nearest = HUGE_VAL;
+  Correction correction;
   for (const StepTimes* const steps : steps_) {
     for (const StepTimes::Kernel& kernel : steps->kernels) {
       if (kernel.dtype != dtype || kernel.alone <= 0.0) continue;
@@ -161,13 +180,14 @@ double KernelTimes::ratio_of(const KernelCall& call, std::string_view operation)
                               (kernel.operation == operation ? 0.0 : kOtherOperation);
       if (distance >= nearest) continue;
       nearest = distance;
-      ratio = kernel.seconds / kernel.alone;
+      correction = {.ratio = kernel.seconds / kernel.alone, .spread = kernel.spread};
     }
   }
-  if (ratio > 0.0) return ratio;
+  if (correction.ratio > 0.0) return correction;
   const double of_dtype =
       mean_ratio(steps_, [&](const StepTimes::Kernel& kernel) { return kernel.dtype == dtype; });
-  return of_dtype > 0.0 ? of_dtype : mean_ratio(steps_, [](const auto&) { return true; });
+  return {.ratio = of_dtype > 0.0 ? of_dtype : mean_ratio(steps_, [](const auto&) { return true; }),
+          .spread = spread_alone(profile_)};
 }
 
 }  // namespace tessera

@@ -109,19 +109,25 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   return costs;
 }
 
-/// The interval of nine of ten steps goes by what most of a step's kernels rest on. Before any
-/// predictions of a machine were checked, it is as on the processors of runtime/lab/README.md.
+/// The interval of nine of ten steps: how far off checked predictions were that rest on what most
+/// of this step's kernels rest on, and how far repeats of its kernels were apart, as independent
+/// errors. Before any predictions of a machine were checked, the first is as on the processors of
+/// runtime/lab/README.md.
 void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meets) {
   if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};
+  /// Nine of ten normal numbers are within so many distances between quartiles of their mean.
+  constexpr double kQuartilesDistances = 1.645 / 1.349;
   const Evidence most = step.kernels.most();
-  for (const Residual& residual : profile.residuals) {
-    if (residual.evidence != most || residual.meets != meets) continue;
-    step.half_width = residual.half_width;
-    return;
-  }
-  step.half_width = kAssumed[static_cast<std::size_t>(most)];
-  step.assumes_half_width = true;
+  const auto checked = std::ranges::find_if(profile.residuals, [&](const Residual& residual) {
+    return residual.evidence == most && residual.meets == meets;
+  });
+  step.assumes_half_width = checked == profile.residuals.end();
+  const double off =
+      step.assumes_half_width ? kAssumed[static_cast<std::size_t>(most)] : checked->half_width;
+  const double kernels = step.kernels.total();
+  const double apart = kernels > 0.0 ? kQuartilesDistances * step.kernels.spread / kernels : 0.0;
+  step.half_width = std::hypot(off, apart);
 }
 
 /// The joules of a step's kernels, beside idling.

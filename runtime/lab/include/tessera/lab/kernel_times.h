@@ -14,6 +14,7 @@ namespace tessera {
 /// Seconds of kernels, by what they rest on.
 struct PredictedSeconds {
   std::array<double, kEvidences> by{};  ///< by Evidence
+  double spread = 0.0;  ///< of these, as StepTimes::Kernel has it, in seconds: if all vary together
 
   double total() const;
   /// On which most of them rest.
@@ -46,7 +47,12 @@ class KernelTimes {
 
  private:
   PredictedSeconds find(const KernelCall& call, std::string_view operation) const;
-  double ratio_of(const KernelCall& call, std::string_view operation) const;
+  /// By how much a kernel that no step has timed takes longer inside of steps than alone, and the
+  /// spread of what says so. A ratio of 0: nothing says it.
+  struct Correction {
+    double ratio = 0.0, spread = 0.0;
+  };
+  Correction correction_of(const KernelCall& call, std::string_view operation) const;
 
   const HardwareProfile& profile_;
   const int threads_;
