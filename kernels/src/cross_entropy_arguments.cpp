@@ -15,10 +15,12 @@ void check_cross_entropy(const CrossEntropyArgs& args) {
           " targets, ", args.losses.numel(), " losses");
   require(args.soft_cap >= 0.0F, ErrorCode::kInvalidArgument, "cross_entropy: a soft cap of ",
           args.soft_cap, "; it may not be negative");
-  require(!args.hits || (!args.gradient && args.hits.numel() == kHitWords &&
-                         args.hits.dtype == DType::kInt64),
+  const std::int64_t of_classes = hit_words(args.vocab_size);
+  require(!args.hits || (!args.gradient && args.hits.dtype == DType::kInt64 &&
+                         (args.hits.numel() == kHitWords || args.hits.numel() == of_classes)),
           ErrorCode::kInvalidArgument, "cross_entropy: hits are ", args.hits.shape, " of ",
-          to_string(args.hits.dtype), ", wanted ", kHitWords, " int64, and no gradient");
+          to_string(args.hits.dtype), ", wanted ", kHitWords, " int64, or ", of_classes,
+          " for each class, and no gradient");
 }
 
 }  // namespace tessera

@@ -130,13 +130,13 @@ class BertHead : public Layer {
  public:
   explicit BertHead(const GptConfig& config)
       : Layer("head", "Head"),
-        classifies_(!config.labels.empty()),
+        classes_(std::ssize(config.labels)),
         dropout_(config.dropout),
         epsilon_(config.norm_epsilon) {
     const std::int64_t c = config.width;
-    if (classifies_) {
+    if (classes_ > 0) {
       add_linear_parameters(std::string(kPooler) + "dense.", c, c, parameters_);
-      add_linear_parameters(std::string(kClassifier), std::ssize(config.labels), c, parameters_);
+      add_linear_parameters(std::string(kClassifier), classes_, c, parameters_);
     } else {
       const std::string prefix = "cls.predictions.";
       add_linear_parameters(prefix + "transform.dense.", c, c, parameters_);
@@ -154,7 +154,7 @@ class BertHead : public Layer {
     require(targets || !tape.recording(), ErrorCode::kInvalidArgument,
             "layer 'head' needs targets to record a loss");
     Value x = adapters_->linear(tape, input, p[0], &p[1], p);
-    if (classifies_) {
+    if (classes_ > 0) {
       x = ops::tanh(tape, std::move(x));
       x = ops::dropout(tape, std::move(x), dropout_);
       return losses(tape, std::move(x), p[2], p[3], targets);
@@ -164,6 +164,8 @@ class BertHead : public Layer {
     return losses(tape, std::move(x), p.back(), p[4], targets);
   }
 
+  std::int64_t counted_classes() const override { return classes_; }
+
  private:
   static Value losses(Tape& tape, Value x, Parameter& weight, Parameter& bias,
                       const TensorView& targets) {
@@ -171,7 +173,7 @@ class BertHead : public Layer {
     return ops::linear_cross_entropy(tape, std::move(x), weight, targets, -1, 0.0F, &bias);
   }
 
-  bool classifies_;
+  std::int64_t classes_;  ///< labels; 0: it tells tokens
   float dropout_, epsilon_;
   std::optional<BlockAdapters> adapters_;
 };

@@ -34,57 +34,17 @@ std::vector<std::string> labels_in(const std::string& path) {
   return {names.begin(), names.end()};
 }
 
-Confusion::Confusion(std::int64_t classes)
-    : classes_(classes), counts_(static_cast<std::size_t>(classes * classes)) {}
-
-void Confusion::add(std::int64_t label, std::int64_t predicted) {
-  require(label >= 0 && label < classes_ && predicted >= 0 && predicted < classes_,
-          ErrorCode::kInvalidArgument, "label ", label, " and prediction ", predicted,
-          " must be below ", classes_);
-  ++counts_[static_cast<std::size_t>(label * classes_ + predicted)];
-  ++count_;
-}
-
-std::int64_t Confusion::at(std::int64_t label, std::int64_t predicted) const {
-  return counts_[static_cast<std::size_t>(label * classes_ + predicted)];
-}
-
-std::int64_t Confusion::correct() const {
-  std::int64_t correct = 0;
-  for (std::int64_t label = 0; label < classes_; ++label) correct += at(label, label);
-  return correct;
-}
-
-double Confusion::accuracy() const {
-  return count_ == 0 ? 0.0 : static_cast<double>(correct()) / static_cast<double>(count_);
-}
-
-std::int64_t Confusion::seen(std::int64_t label) const {
-  std::int64_t seen = 0;
-  for (std::int64_t other = 0; other < classes_; ++other) {
-    seen += at(label, other) + at(other, label);
-  }
-  return seen;
-}
-
-double Confusion::f1(std::int64_t label) const {
-  const std::int64_t both = seen(label);
-  return both == 0 ? 0.0 : 2.0 * static_cast<double>(at(label, label)) / static_cast<double>(both);
-}
-
-double Confusion::macro_f1() const {
-  double sum = 0.0;
-  std::int64_t classes = 0;
-  for (std::int64_t label = 0; label < classes_; ++label) {
-    if (seen(label) == 0) continue;
-    sum += f1(label);
-    ++classes;
-  }
-  return classes == 0 ? 0.0 : sum / static_cast<double>(classes);
-}
-
-std::int64_t likeliest(std::span<const float> logits) {
-  return std::ranges::max_element(logits) - logits.begin();
+bool has_labels(const std::string& path) {
+  const std::vector<std::string> files = data::find_example_files({.path = path});
+  if (files.empty()) return false;
+  const data::ExampleRecords records(files);
+  bool found = false;
+  records.visit(0, std::min<std::int64_t>(1, records.size()),
+                [&](std::int64_t /*record*/, const nlohmann::ordered_json& example) {
+                  found = example.is_object() &&
+                          (example.contains("label") || example.contains("labels"));
+                });
+  return found;
 }
 
 }  // namespace tessera

@@ -124,7 +124,8 @@ class Head : public Layer {
         rms_(!is_gpt2(config)),
         epsilon_(config.norm_epsilon),
         norm_offset_(family_of(config).norm_offset),
-        soft_cap_(config.labels.empty() ? static_cast<float>(config.logit_cap) : 0.0F) {
+        soft_cap_(config.labels.empty() ? static_cast<float>(config.logit_cap) : 0.0F),
+        classes_(std::ssize(config.labels)) {
     if (rms_) {
       parameters_ = {vector("norm.weight", config.width, 1.0F - norm_offset_)};
     } else {
@@ -132,8 +133,8 @@ class Head : public Layer {
                      vector("ln_f.bias", config.width, 0.0F)};
     }
     if (!config.labels.empty()) {
-      parameters_.push_back(matrix(std::string(kScoreParameter), std::ssize(config.labels),
-                                   config.width, kInitialStddev));
+      parameters_.push_back(
+          matrix(std::string(kScoreParameter), classes_, config.width, kInitialStddev));
     } else if (config.tie_embedding) {
       tied_parameters_ = {std::string(embedding_name(config))};
     } else {
@@ -174,6 +175,8 @@ class Head : public Layer {
                                      low_rank ? &*low_rank : nullptr);
   }
 
+  std::int64_t counted_classes() const override { return classes_; }
+
  private:
   void add_adapter(const GptConfig& config) {
     for (adapter::ModuleAdapter& found :
@@ -187,6 +190,7 @@ class Head : public Layer {
 
   bool rms_;
   float epsilon_, norm_offset_, soft_cap_;
+  std::int64_t classes_;     ///< labels; 0: it tells tokens
   std::size_t weight_ = 0;   ///< index of the matrix of logits
   std::size_t adapter_ = 0;  ///< that of LoRA's A, before B; 0: there is none
   float adapter_scale_ = 1.0F, adapter_dropout_ = 0.0F;

@@ -118,14 +118,21 @@ TEST_F(Classification, AdaptersBesideAModelThatWritesText) {
 TEST_F(Classification, ByAnEncoder) {
   const Words sizes{"--model", "bert-tiny", "--sequence-length", "12"};
   Words words = sizes;
-  for (const char* word : {"--ranks", "2", "--eval-data", "", "--export", ""})
+  for (const char* word : {"--ranks", "2", "--eval-data", "", "--export", "", "--log", ""})
     words.push_back(word);
   words[7] = reviews("held_out.jsonl");
   words[9] = path("tuned");
+  words[11] = path("log");
   const ProgramResult trained = train(words);
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   const json config = json::parse(test::read_file(path("tuned/config.json")));
   EXPECT_EQ(config["architectures"], json::array({"BertForSequenceClassification"}));
+  const json within = read_log("log").at(61);
+  EXPECT_EQ(within["macro_f1"], 1.0);
+  EXPECT_EQ(within["f1"], 1.0);
+  const json summary = read_log("log").back();
+  EXPECT_EQ(summary["sent_bytes"]["predicted"], summary["sent_bytes"]["counted"]);
+  EXPECT_EQ(summary["peak_bytes"]["predicted"], summary["peak_bytes"]["measured"]);
   for (const char* const ranks : {"1", "3"}) {
     const ProgramResult told = evaluate({"--init", path("tuned"), "--tokenizer", "bytes",
                                          "--sequence-length", "12", "--ranks", ranks});

@@ -164,7 +164,7 @@ TEST(CrossEntropy, WithoutGradientLeavesTheLogits) {
 
 /// Hits of some rows that have two largest logits, at columns 3 and 6 (as far as there are).
 template <typename T>
-void check_hits(const Problem& p, float size) {
+void check_hits(const Problem& p, float size, bool of_classes) {
   SCOPED_TRACE(concat(p.rows, " rows of ", p.vocab, " of size ", size));
   auto logits = p.logits<T>(size);
   auto targets = p.targets();
@@ -181,18 +181,26 @@ void check_hits(const Problem& p, float size) {
       }
     }
   }
-  std::int64_t correct = 40, counted = 50;  // what was there before
+  std::vector<std::int64_t> before{40, 50};
+  if (of_classes) before.resize(static_cast<std::size_t>(hit_words(p.vocab)), 60);
+  std::vector<std::int64_t> expected = before;
+  const auto add = [&](std::int64_t c, int word) {
+    if (of_classes) ++expected[static_cast<std::size_t>(kHitWords + kClassHitWords * c + word)];
+  };
   for (std::int64_t r = 0; r < p.rows; ++r) {
     const auto target = targets[static_cast<std::size_t>(r)];
     if (target == kIgnored) continue;
     const T* const row = logits.data() + r * p.stride;
     const T* const first =
         std::max_element(row, row + p.vocab, [](T a, T b) { return as_float(a) < as_float(b); });
-    correct += first - row == target ? 1 : 0;
-    ++counted;
+    expected[0] += first - row == target ? 1 : 0;
+    ++expected[1];
+    if (first - row == target) add(target, 0);
+    add(first - row, 1);
+    add(target, 2);
   }
   const auto hits = run_every_way([&] {
-    std::vector<std::int64_t> words{40, 50};
+    std::vector<std::int64_t> words = before;
     std::vector<float> losses(static_cast<std::size_t>(p.rows));
     auto copy = logits;
     StreamUnderTest stream;
@@ -206,18 +214,45 @@ void check_hits(const Problem& p, float size) {
                                        stream);
     return words;
   });
-  EXPECT_EQ(hits, (std::vector<std::int64_t>{correct, counted}));
+  EXPECT_EQ(hits, expected);
 }
 
 TEST(CrossEntropy, CountsTargetsThatAreTheFirstOfTheLargestLogits) {
   for (const std::int64_t vocab : {1, 2, 7, 33, 1009, 50257}) {
     const std::int64_t rows = vocab > 10000 ? 9 : 37;
     for (const float size : {0.0F, 3.0F}) {  // at 0 all logits are equal
-      check_hits<float>({rows, vocab, vocab + 5, vocab + 9}, size);
-      check_hits<bfloat16>({rows, vocab, vocab + 3, vocab + 3}, size);
-      check_hits<float16>({rows, vocab, vocab, vocab}, size);
+      check_hits<float>({rows, vocab, vocab + 5, vocab + 9}, size, false);
+      check_hits<bfloat16>({rows, vocab, vocab + 3, vocab + 3}, size, false);
+      check_hits<float16>({rows, vocab, vocab, vocab}, size, false);
     }
   }
+}
+
+TEST(CrossEntropy, CountsEachClass) {
+  for (const std::int64_t vocab : {1, 2, 7, 33, 1009}) {
+    for (const float size : {0.0F, 3.0F}) {
+      check_hits<float>({37, vocab, vocab + 5, vocab + 9}, size, true);
+      check_hits<bfloat16>({37, vocab, vocab, vocab}, size, true);
+      check_hits<float16>({37, vocab, vocab + 3, vocab + 3}, size, true);
+    }
+  }
+}
+
+/// Logits that are not numbers have no largest one: nothing is predicted, and none is out of range.
+TEST(CrossEntropy, CountsNoPredictionOfLogitsThatAreNotNumbers) {
+  std::vector<float> logits(3, std::numeric_limits<float>::quiet_NaN()), losses(1);
+  std::vector<std::int32_t> targets{1};
+  std::vector<std::int64_t> hits(static_cast<std::size_t>(hit_words(3)));
+  StreamUnderTest stream;
+  kernels_under_test().cross_entropy(
+      {.logits = TensorView(logits.data(), DType::kFloat32, Shape{1, 3}),
+       .targets = view_of(targets),
+       .losses = view_of(losses),
+       .vocab_size = 3,
+       .gradient = false,
+       .hits = view_of(hits)},
+      stream);
+  EXPECT_EQ(hits, (std::vector<std::int64_t>{0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0}));
 }
 
 TEST(CrossEntropyErrors, HitsAreCountedWithoutAGradient) {
@@ -234,6 +269,11 @@ TEST(CrossEntropyErrors, HitsAreCountedWithoutAGradient) {
                               .hits = view_of(hits)};
   StreamUnderTest stream;
   EXPECT_THROW(kernels_under_test().cross_entropy(args, stream), Error);
+  CrossEntropyArgs odd = args;
+  odd.gradient = false;
+  hits.resize(kHitWords + kClassHitWords);
+  odd.hits = view_of(hits);
+  EXPECT_THROW(kernels_under_test().cross_entropy(odd, stream), Error);
 }
 
 TEST(CrossEntropy, GradientIsTheSlopeOfTheLoss) {

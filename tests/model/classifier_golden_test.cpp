@@ -183,20 +183,24 @@ TEST(Classifier, WhatItsConfigSaysOtherwiseIsRefusedByName) {
               HasSubstr("there twice"));
 }
 
-TEST(Confusion, IsThatOfScikitLearn) {
+TEST(F1, IsThatOfScikitLearn) {
   std::ifstream in(kFolders + "metrics.json");
   for (const auto& row : nlohmann::json::parse(in)) {
-    Confusion confusion(row.at("classes").get<std::int64_t>());
-    const auto labels = row.at("labels").get<std::vector<std::int64_t>>();
-    const auto predictions = row.at("predictions").get<std::vector<std::int64_t>>();
-    for (std::size_t i = 0; i < labels.size(); ++i) confusion.add(labels[i], predictions[i]);
-    EXPECT_DOUBLE_EQ(confusion.accuracy(), row.at("accuracy").get<double>());
-    EXPECT_DOUBLE_EQ(confusion.macro_f1(), row.at("macro").get<double>());
-    if (row.contains("binary")) {
-      EXPECT_DOUBLE_EQ(confusion.f1(1), row.at("binary").get<double>());
+    EvaluationRecord record;
+    record.classes.resize(row.at("classes").get<std::size_t>());
+    const auto labels = row.at("labels").get<std::vector<std::size_t>>();
+    const auto predictions = row.at("predictions").get<std::vector<std::size_t>>();
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      record.classes[labels[i]].add({.actual = 1});
+      record.classes[predictions[i]].add({.correct = labels[i] == predictions[i], .predicted = 1});
+    }
+    EXPECT_DOUBLE_EQ(record.macro_f1().value(), row.at("macro").get<double>());
+    EXPECT_EQ(record.f1().has_value(), row.contains("binary"));
+    if (record.f1()) {
+      EXPECT_DOUBLE_EQ(*record.f1(), row.at("binary").get<double>());
     }
   }
-  EXPECT_THROW(Confusion(2).add(2, 0), Error);
+  EXPECT_FALSE(EvaluationRecord().macro_f1());
 }
 
 /// Texts of bytes with labels.

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "sharding/schedule_edits.h"
+#include "tessera/kernels/exact_sum.h"
+#include "tessera/kernels/layer_arguments.h"
 
 namespace tessera {
 namespace {
@@ -32,6 +34,28 @@ TEST(ScheduleJson, ReadsBackAnEvaluation) {
                                             .placement = strategy.placement,
                                             .parameter_dtype = DType::kBFloat16});
   EXPECT_EQ(through_json(s), s);
+}
+
+TEST(ScheduleJson, ReadsBackCountedClasses) {
+  for (const bool batch : {true, false}) {
+    ModelLayout layout = small_layout(2);
+    layout.layers.back().counted_classes = 3;
+    layout.layers.back().reads_batch = batch;
+    for (const bool splits : {false, true}) {
+      const Schedule s = plan(layout, {.purpose = Purpose::kEvaluate,
+                                       .mesh = grid(1, 2),
+                                       .placement = find_strategy("zero2").placement,
+                                       .policy = {.split_backward = splits}});
+      EXPECT_EQ(s.layers.back().counted_classes, 3);
+      EXPECT_EQ(through_json(s), s);
+      const int loss = s.find(BufferKind::kLoss);
+      EXPECT_EQ(s.buffers.at(static_cast<std::size_t>(loss)).numel, kExactSumWords + hit_words(3));
+      std::string text = to_string(s);
+      const std::string known = "classes 3";
+      text.replace(text.find(known), known.size(), "classes 0");
+      EXPECT_THROW(parse_schedule(text), Error);
+    }
+  }
 }
 
 TEST(ScheduleJson, ReadsBackAnyName) {

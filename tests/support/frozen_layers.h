@@ -33,6 +33,7 @@ class FrozenLayer : public Layer {
     }
   }
   bool backward_reads_parameters() const override { return inner_->backward_reads_parameters(); }
+  std::int64_t counted_classes() const override { return inner_->counted_classes(); }
   Value forward(Tape& tape, const Value& input, std::span<Parameter> parameters) const override {
     return inner_->forward(tape, input, parameters);
   }

@@ -156,6 +156,21 @@ struct Hits {
   std::int64_t correct = 0, counted = 0;
 };
 
+/// Adds a row to CrossEntropyArgs::hits of its class and of the one with the largest logit.
+template <typename T>
+void count_classes(const T* x, std::int64_t classes, std::int32_t target, float maximum,
+                   std::int64_t* hits) {
+  const auto word = [&](std::int64_t c, int w) {
+    return std::atomic_ref(hits[kHitWords + kClassHitWords * c + w]);
+  };
+  const std::int64_t predicted =
+      std::find_if(x, x + classes, [&](T l) { return static_cast<float>(l) == maximum; }) - x;
+  ++word(target, 2);
+  if (predicted == classes) return;  // of logits that are not numbers none is the largest
+  ++word(predicted, 1);
+  if (predicted == target) ++word(target, 0);
+}
+
 template <typename T, typename Cap>
 void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, float& loss,
                        Hits& hits, const Cap& cap) {
@@ -169,6 +184,9 @@ void cross_entropy_row(const CrossEntropyArgs& args, T* x, std::int32_t target, 
   if (args.hits) {
     ++hits.counted;
     hits.correct += is_hit(x, target, largest) ? 1 : 0;
+    if (args.hits.numel() > kHitWords) {
+      count_classes(x, n, target, largest, args.hits.as<std::int64_t>());
+    }
   }
   const auto at_target = static_cast<float>(x[target]);
   const float maximum = capped_logit(largest, cap);

@@ -28,7 +28,8 @@
 //
 // Where hits are counted there is no gradient. A row whose target has the largest logit looks for
 // an equal one before it, which no other row does; counts are integers, so their order is no
-// matter.
+// matter. Where each class is counted all rows look for the first of their largest logits: classes
+// are few then.
 //
 // 16-byte accesses whatever the alignment of a row: the elements before the first boundary and
 // after the last are taken one by one.
@@ -47,7 +48,7 @@ struct CrossEntropyProblem {
   const std::int32_t* targets;
   float* losses;
   const float* scale;        // null: 1
-  unsigned long long* hits;  // (kHitWords); null unless kCount is kHits
+  unsigned long long* hits;  // (kHitWords), or (hit_words(vocab)); null if kCount is kNothing
   std::int64_t stride;
   int vocab, columns;
   std::int32_t ignore_index;
@@ -213,7 +214,7 @@ __device__ void zero(T* elements, int n) {
       [&](int v) { simt::store16(row.vector(v), Vec16<T>{}); });
 }
 
-enum class Count { kNothing, kHits };
+enum class Count { kNothing, kHits, kClasses };
 
 /// Counts a row whose target is not ignored. All threads take part.
 template <typename Cap, typename T>
@@ -229,6 +230,24 @@ __device__ void count_hit(const T* row, std::int32_t target, float at_target, fl
   if (threadIdx.x != 0) return;
   if (at_target == maximum && is_first) atomicAdd(hits, 1ULL);
   atomicAdd(hits + 1, 1ULL);
+}
+
+/// Counts it for its class, and for the one with the largest logit. All threads take part.
+template <typename Cap, typename T>
+__device__ void count_classes(const T* row, int classes, std::int32_t target, float maximum,
+                              const Cap& cap, unsigned long long* hits) {
+  float first = -INFINITY;  // minus the number of the first largest logit
+  for (int j = static_cast<int>(threadIdx.x); j < classes; j += kCrossEntropyThreads) {
+    if (cap(simt::to_float(row[j])) == maximum) first = fmaxf(first, -static_cast<float>(j));
+  }
+  first = simt::block_max(first);
+  if (threadIdx.x != 0) return;
+  const auto word = [&](int c, int w) { return hits + kHitWords + kClassHitWords * c + w; };
+  atomicAdd(word(target, 2), 1ULL);
+  if (first == -INFINITY) return;  // of logits that are not numbers none is the largest
+  const auto predicted = static_cast<int>(-first);
+  atomicAdd(word(predicted, 1), 1ULL);
+  if (predicted == target) atomicAdd(word(target, 0), 1ULL);
 }
 
 /// On a multiprocessor: all its threads, with 32 registers each. In shared memory long rows are
@@ -255,10 +274,13 @@ __global__ void __launch_bounds__(kCrossEntropyThreads, kBlocks<kRowIn>)
   const RowSoftmax softmax = row_softmax<kRowIn>(logits, cap);
   const auto shifted = static_cast<double>(cap(at_target) - softmax.maximum);
   if (threadIdx.x == 0) p.losses[i] = static_cast<float>(log(softmax.sum) - shifted);
-  if constexpr (kCount == Count::kHits) {
+  if constexpr (kCount != Count::kNothing) {
     count_hit(row, target, cap(at_target), softmax.maximum, cap, p.hits);
   }
-  if (kCount == Count::kHits || !p.gradient) return;
+  if constexpr (kCount == Count::kClasses) {
+    count_classes(row, p.vocab, target, softmax.maximum, cap, p.hits);
+  }
+  if (kCount != Count::kNothing || !p.gradient) return;
 
   const double scale = p.scale == nullptr ? 1.0 : static_cast<double>(*p.scale);
   const auto factor = static_cast<float>(scale / softmax.sum);
@@ -333,7 +355,12 @@ void cross_entropy(const CrossEntropyArgs& args, Stream& stream) {
                                          .ignore_index = args.ignore_index,
                                          .gradient = args.gradient,
                                          .soft_cap = args.soft_cap};
-    if (args.hits) {
+    if (args.hits && args.hits.numel() > kHitWords) {
+      // Numbers of classes are kept in fp32 while their largest is looked for.
+      require(problem.vocab <= 1 << 24, ErrorCode::kInvalidArgument,
+              "cross_entropy: ", problem.vocab, " classes are too many to count each");
+      launch_capped<Count::kClasses>(problem, shape[0], handle(stream));
+    } else if (args.hits) {
       launch_capped<Count::kHits>(problem, shape[0], handle(stream));
     } else {
       launch_capped<Count::kNothing>(problem, shape[0], handle(stream));

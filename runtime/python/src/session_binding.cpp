@@ -222,7 +222,9 @@ void add_records(py::module_& module) {
       .def_readonly("loss", &EvaluationRecord::loss)
       .def_readonly("perplexity", &EvaluationRecord::perplexity)
       .def_readonly("tokens", &EvaluationRecord::tokens)
-      .def_property_readonly("token_accuracy", &EvaluationRecord::token_accuracy);
+      .def_property_readonly("token_accuracy", &EvaluationRecord::token_accuracy)
+      .def_property_readonly("f1", &EvaluationRecord::f1)
+      .def_property_readonly("macro_f1", &EvaluationRecord::macro_f1);
 }
 
 void add_tensors(py::module_& module) {

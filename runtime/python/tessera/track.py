@@ -38,6 +38,8 @@ EVALUATION_METRICS = {
     "loss": "eval/loss",
     "perplexity": "eval/perplexity",
     "mean_token_accuracy": "eval/mean_token_accuracy",
+    "macro_f1": "eval/macro_f1",
+    "f1": "eval/f1",
     "best_loss": "eval/best_loss",
 }
 #: Of the first line: what is not a setting.

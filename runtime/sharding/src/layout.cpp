@@ -158,7 +158,8 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
                       .parameters = {},
                       .backward_reads_parameters = layer->backward_reads_parameters(),
                       .splits_backward = layer->splits_backward(),
-                      .reads_batch = at_an_end || layer->reads_batch()};
+                      .reads_batch = at_an_end || layer->reads_batch(),
+                      .counted_classes = layer->counted_classes()};
     for (const ParameterSpec& spec : layer->parameters()) {
       entry.parameters.push_back(addresses.at(spec.name));
     }

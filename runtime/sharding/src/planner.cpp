@@ -40,7 +40,8 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout,
                       .forward_reads = {},
                       .backward_reads = {},
                       .gradients = {},
-                      .reads_batch = in.reads_batch};
+                      .reads_batch = in.reads_batch,
+                      .counted_classes = in.counted_classes};
     for (const ParameterAddress& address : in.parameters) {
       const int unit = read_unit(units, address.unit);
       append_unique(out.forward_reads, unit);

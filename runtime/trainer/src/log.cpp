@@ -77,6 +77,8 @@ nlohmann::ordered_json to_json(const EvaluationRecord& record) {
     line["mean_token_accuracy"] = *accuracy;
     line["correct_tokens"] = *record.correct;
   }
+  if (const auto f1 = record.macro_f1()) line["macro_f1"] = *f1;
+  if (const auto f1 = record.f1()) line["f1"] = *f1;
   if (record.best) {
     line["best_loss"] = record.best->loss;
     line["best_step"] = record.best->step;

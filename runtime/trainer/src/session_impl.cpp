@@ -399,6 +399,7 @@ EvaluationRecord Session::Impl::evaluate() {
     record.loss = result.items > 0 ? result.loss : std::numeric_limits<double>::quiet_NaN();
     record.tokens = result.items;
     if (result.classified == result.items) record.correct = result.correct;
+    record.classes = result.classes;
     record.positions = plan_.options.evaluation_samples * evaluated_->target_shape(1).numel();
     record.perplexity = std::exp(record.loss);
   };

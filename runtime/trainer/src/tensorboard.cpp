@@ -168,6 +168,8 @@ void TensorBoardLog::evaluation(const EvaluationRecord& record) {
   if (const auto accuracy = record.token_accuracy()) {
     values.emplace_back("eval/mean_token_accuracy", *accuracy);
   }
+  if (const auto f1 = record.macro_f1()) values.emplace_back("eval/macro_f1", *f1);
+  if (const auto f1 = record.f1()) values.emplace_back("eval/f1", *f1);
   scalars(record.step, values);
 }
 

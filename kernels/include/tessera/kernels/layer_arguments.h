@@ -353,10 +353,17 @@ struct CrossEntropyArgs {
   float soft_cap = 0.0F;
   /// (kHitWords) int64; optional, without gradient: the rows that are not ignored are added to the
   /// second word, and to the first those of them whose largest logit is the target's. Of equal
-  /// logits the first counts, as in torch.argmax.
+  /// logits the first counts, as in torch.argmax. Or (hit_words(V)): behind these the same of each
+  /// class, the rows of it whose largest logit is the target's, those whose largest logit is its,
+  /// and those whose target it is.
   TensorView hits{};
 };
 inline constexpr int kHitWords = 2;
+inline constexpr int kClassHitWords = 3;
+/// CrossEntropyArgs::hits of losses that count each of `classes`; 0: none.
+constexpr std::int64_t hit_words(std::int64_t classes) {
+  return kHitWords + kClassHitWords * classes;
+}
 
 /// Mean squared error of each row, and its gradient in place of the predictions.
 struct SquaredErrorArgs {

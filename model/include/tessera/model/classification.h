@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -25,34 +24,8 @@ PretrainedGpt with_labels(const PretrainedGpt& base, std::vector<std::string> la
 /// another type.
 std::vector<std::string> labels_in(const std::string& path);
 
-/// How often each class was predicted for each, and what is made of that. Classes are numbers below
-/// `classes`.
-class Confusion {
- public:
-  explicit Confusion(std::int64_t classes);
-
-  void add(std::int64_t label, std::int64_t predicted);
-
-  std::int64_t count() const { return count_; }
-  std::int64_t correct() const;
-  double accuracy() const;
-  /// 2 TP / (2 TP + FP + FN) of a class; 0 where that is 0 / 0.
-  double f1(std::int64_t label) const;
-  /// Its mean over the classes that were labels or were predicted, sklearn's f1_score with
-  /// average="macro".
-  double macro_f1() const;
-
- private:
-  std::int64_t at(std::int64_t label, std::int64_t predicted) const;
-  /// How often a class was the label, plus how often it was predicted: 2 TP + FP + FN.
-  std::int64_t seen(std::int64_t label) const;
-
-  std::int64_t classes_;
-  std::int64_t count_ = 0;
-  std::vector<std::int64_t> counts_;  ///< (labels, predictions)
-};
-
-/// The largest of some logits; of equal ones the first.
-std::int64_t likeliest(std::span<const float> logits);
+/// Whether the first example that `path` names has a label; false of texts and token files. Throws
+/// as labels_in() does.
+bool has_labels(const std::string& path);
 
 }  // namespace tessera

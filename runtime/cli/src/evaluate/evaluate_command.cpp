@@ -46,9 +46,6 @@ int run_evaluate(Config config, const Launcher& launcher) {
           "--task classification needs a model or adapter with labels; give --init one that was "
           "trained with --task classification");
   const TokenDataset data = open_data(config, choice);
-  if (!choice.config.labels.empty()) {
-    return run_classification(std::move(config), launcher, choice, data);
-  }
   const Model model = make_model(choice);
   const DumpWatch dumps;
   TrainerOptions options = trainer_options(config);
@@ -65,12 +62,17 @@ int run_evaluate(Config config, const Launcher& launcher) {
   if (launcher.process != 0) return kExitGood;
   constexpr int kDecimals = 6;  // the result, not one of many
   std::vector<std::string> lines = describe_data(data, choice);
-  lines.push_back(describe_evaluation(record, kDecimals));
+  lines.push_back(describe_evaluation(record, kDecimals, choice.config.labels));
   if (const std::string note = describe_trace(options, session.traced_steps()); !note.empty()) {
     lines.push_back(note);
   }
-  const nlohmann::ordered_json json = to_json(record);
-  tell_evaluation(config, choice, parameter_count(model), json, json, lines);
+  const nlohmann::ordered_json line = to_json(record);
+  nlohmann::ordered_json json = line;
+  if (record.macro_f1()) json["accuracy"] = *record.token_accuracy();
+  for (std::size_t label = 0; label < record.classes.size(); ++label) {
+    json["f1_by_label"][choice.config.labels.at(label)] = record.classes[label].f1();
+  }
+  tell_evaluation(config, choice, parameter_count(model), line, json, lines);
   return kExitGood;
 }
 

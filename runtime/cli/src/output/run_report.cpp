@@ -234,10 +234,20 @@ std::vector<std::string> learning_rate_notes(const Config& config,
   return notes;
 }
 
-std::string describe_evaluation(const EvaluationRecord& record, int decimals) {
-  const auto accuracy = record.token_accuracy();
-  return concat("loss ", fixed(record.loss, decimals), ", perplexity ", fixed(record.perplexity, 2),
-                accuracy ? concat(", accuracy ", fixed(100.0 * *accuracy, 2), " %") : "", " on ",
+std::string describe_evaluation(const EvaluationRecord& record, int decimals,
+                                const std::vector<std::string>& labels) {
+  const auto percent = [](const char* what, const std::optional<double>& share) {
+    return share ? concat(", ", what, fixed(100.0 * *share, 2), " %") : std::string();
+  };
+  const std::string loss = concat("loss ", fixed(record.loss, decimals));
+  const std::string accuracy = percent("accuracy ", record.token_accuracy());
+  if (!record.classes.empty()) {
+    std::string f1 = percent("F1 ", record.f1());
+    if (!f1.empty()) f1 += labels.empty() ? " of label 1" : concat(" of '", labels.at(1), "'");
+    return concat(loss, accuracy, f1, percent("macro F1 ", record.macro_f1()), ", on ",
+                  counted(record.tokens, "text"));
+  }
+  return concat(loss, ", perplexity ", fixed(record.perplexity, 2), accuracy, " on ",
                 with_commas(record.tokens),
                 record.positions > record.tokens
                     ? concat(" targets of ", with_commas(record.positions), " positions")

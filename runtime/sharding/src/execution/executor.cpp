@@ -20,6 +20,15 @@ bool updates_early(const Program& program) {
   return program.schedule->purpose == Purpose::kTrain && !program.schedule->updates_wait_for_norm;
 }
 
+/// The words of CrossEntropyArgs::hits, if any program evaluates.
+std::int64_t hit_words_of(const std::vector<Program>& programs) {
+  const auto evaluates =
+      std::ranges::find(programs, Purpose::kEvaluate,
+                        [](const Program& program) { return program.schedule->purpose; });
+  if (evaluates == programs.end()) return 0;
+  return hit_words(evaluates->schedule->layers.back().counted_classes);
+}
+
 std::vector<const Schedule*> schedules_of(const std::vector<Program>& programs) {
   std::vector<const Schedule*> schedules;
   for (const Program& program : programs) schedules.push_back(program.schedule);
@@ -57,11 +66,7 @@ Executor::Impl::Impl(TrainingState& state, const Model& model, const std::vector
       lanes_(memory.device(), groups, options_, schedules_of(programs)),
       exchange_(layout_, options_.optimizer.clip_norm,
                 options_.loss_scaling ? &options_.loss_scaling->rule : nullptr, groups.control(),
-                memory, options_.steps_in_flight, state.is_offloaded(),
-                std::ranges::any_of(programs,
-                                    [](const Program& program) {
-                                      return program.schedule->purpose == Purpose::kEvaluate;
-                                    }),
+                memory, options_.steps_in_flight, state.is_offloaded(), hit_words_of(programs),
                 std::ranges::any_of(programs, updates_early)) {
   require(std::ranges::none_of(programs, updates_early) ||
               (options_.optimizer.clip_norm <= 0.0 && !options_.loss_scaling),
@@ -176,8 +181,14 @@ StepResult Executor::Impl::evaluate(std::size_t number, std::int64_t samples,
     result.items += finish_step().items;
     const std::span<const std::int64_t> words = exchange_.loss_words(0);
     for (std::size_t w = 0; w < losses.size(); ++w) losses[w] += words[w];
-    result.correct += exchange_.hits(0)[0];
-    result.classified += exchange_.hits(0)[1];
+    const std::span<const std::int64_t> hits = exchange_.hits(0);
+    result.correct += hits[0];
+    result.classified += hits[1];
+    result.classes.resize((hits.size() - kHitWords) / kClassHitWords);
+    for (std::size_t c = 0; c < result.classes.size(); ++c) {
+      const auto of_class = hits.subspan(kHitWords + kClassHitWords * c, kClassHitWords);
+      result.classes[c].add({of_class[0], of_class[1], of_class[2]});
+    }
     if (after_batch) after_batch(step);
   }
   const auto sum = std::bit_cast<double>(exact_sum_bits(losses.data()));

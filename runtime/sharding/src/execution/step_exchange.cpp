@@ -24,13 +24,13 @@ void check_terms(const ModelLayout& layout) {
 
 StepExchange::StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
                            ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
-                           bool counts_hits, bool updates_early)
+                           std::int64_t hit_words, bool updates_early)
     : kernels_(kernels_for(memory.device())),
       control_(control),
       clip_norm_(clip_norm),
-      counts_hits_(counts_hits),
+      hit_words_(hit_words),
       count_(memory, 1, "the item count", steps_in_flight),
-      sums_(memory, 2 * kExactSumWords + (counts_hits ? kHitWords : 0),
+      sums_(memory, 2 * kExactSumWords + hit_words,
             "the sums of losses and squared gradients, and hits", steps_in_flight),
       loss_scale_(memory, 1, "the loss scale"),
       optimizer_(memory, kOptimizerScalars, "scalars of the optimizer", on_host, steps_in_flight),

@@ -26,11 +26,12 @@ class StepExchange {
  public:
   /// `control` may be null: then this rank is alone. Throws Error{kInvalidArgument} if the model
   /// has more terms than an exact sum holds. `rule` is null without loss scaling. `on_host`: there
-  /// are optimizer steps on the host. `counts_hits`: there are steps without a norm, evaluations.
-  /// `updates_early`: there are steps whose updates do not wait for the norm.
+  /// are optimizer steps on the host. `hit_words`: words that losses of steps without a norm,
+  /// evaluations, count in. `updates_early`: there are steps whose updates do not wait for the
+  /// norm.
   StepExchange(const ModelLayout& layout, double clip_norm, const LossScalerRule* rule,
                ProcessGroup* control, Memory& memory, int steps_in_flight, bool on_host,
-               bool counts_hits, bool updates_early);
+               std::int64_t hit_words, bool updates_early);
 
   /// Numbers of a step that the host knows.
   struct Given {
@@ -63,7 +64,7 @@ class StepExchange {
   TensorView square_sum() const { return sums_.view(0, kExactSumWords); }
   /// Where this rank's hits are counted, if they are; see CrossEntropyArgs.
   TensorView hits() const {
-    return counts_hits_ ? sums_.view(2 * kExactSumWords, kHitWords) : TensorView();
+    return hit_words_ > 0 ? sums_.view(2 * kExactSumWords, hit_words_) : TensorView();
   }
 
   /// Makes the loss of the ranks' sums, and with_norm the norm and the clip factor as well, else
@@ -92,18 +93,18 @@ class StepExchange {
   }
   /// The hits of all ranks, of a step without a norm.
   std::span<const std::int64_t> hits(std::size_t turn) const {
-    return {sums_.host(turn) + 2 * kExactSumWords, kHitWords};
+    return {sums_.host(turn) + 2 * kExactSumWords, static_cast<std::size_t>(hit_words_)};
   }
 
  private:
   const KernelTable& kernels_;
   ProcessGroup* control_;
   double clip_norm_;
-  bool counts_hits_;
+  std::int64_t hit_words_;
   std::size_t turn_ = 0;             ///< of the step that is issued
   bool replayed_ = false;            ///< the same
   DeviceArray<std::int64_t> count_;  ///< (1): items, of all ranks once they are exchanged
-  /// (kExactSumWords) of squares, (kExactSumWords) of losses, (kHitWords): ranks add the first two
+  /// (kExactSumWords) of squares, (kExactSumWords) of losses, (hit_words_): ranks add the first two
   /// together, or the last two.
   DeviceArray<std::int64_t> sums_;
   DeviceArray<float> loss_scale_;                   ///< (1)

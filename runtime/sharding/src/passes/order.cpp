@@ -333,8 +333,8 @@ void Order::run() {
   list_flats();
   if (trains_) add_sums();
   tokens_.buffer = add_scalars(BufferKind::kTokens, DType::kInt64, 1);
-  losses_.buffer =
-      add_scalars(BufferKind::kLoss, DType::kInt64, kExactSumWords + (trains_ ? 0 : kHitWords));
+  const std::int64_t hits = trains_ ? 0 : hit_words(schedule_.layers.back().counted_classes);
+  losses_.buffer = add_scalars(BufferKind::kLoss, DType::kInt64, kExactSumWords + hits);
   const Operand results{.buffer = add_scalars(BufferKind::kResults, DType::kFloat64, 2)};
   schedule_.actions.push_back({.operation = &operations::kCountTokens,
                                .lane = Lane::kReduce,

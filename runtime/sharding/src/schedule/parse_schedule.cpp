@@ -199,7 +199,13 @@ class Parser {
       line.expect("|");
       layer.reads_batch = line.accept("batch");
       layer.splits_backward = line.accept("split");
-      if (!layer.reads_batch && !layer.splits_backward) line.expect("-");
+      if (line.accept("classes")) {
+        layer.counted_classes = line.number<std::int64_t>("the number of classes");
+        require(layer.counted_classes > 0, ErrorCode::kConfig, "layer '", layer.name,
+                "' counts each of ", layer.counted_classes, " classes, not of 1 or more");
+      } else if (!layer.reads_batch && !layer.splits_backward) {
+        line.expect("-");
+      }
       schedule_.layers.push_back(std::move(layer));
     } else if (key == "part") {
       const FlatId id = parse_flat_name(line.take("the name of a unit"));

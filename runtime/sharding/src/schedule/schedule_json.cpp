@@ -137,13 +137,16 @@ std::string to_text(const Json& json) {
   add_lines(text, json, "layers", [&](const Json& layer) {
     const bool reads = layer.at("reads_batch").get<bool>();
     const bool splits = layer.at("splits_backward").get<bool>();
+    const bool counts = layer.contains("counted_classes");
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
                   layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")), " | ",
                   reads && splits ? "batch split"
                   : reads         ? "batch"
                   : splits        ? "split"
-                                  : "-");
+                  : counts        ? ""
+                                  : "-",
+                  counts ? concat(" classes ", plain(layer.at("counted_classes"))) : "");
   });
   for (const Json& unit : json.at("units")) {
     for (const Json& flat : unit.at("flats")) {
@@ -226,6 +229,7 @@ Json to_json(const Schedule& schedule) {
                       {"gradients", gradients_of(schedule, layer)},
                       {"reads_batch", layer.reads_batch},
                       {"splits_backward", layer.splits_backward}});
+    if (layer.counted_classes > 0) layers.back()["counted_classes"] = layer.counted_classes;
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {

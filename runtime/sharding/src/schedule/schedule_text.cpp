@@ -124,10 +124,13 @@ std::string unit_list(const Schedule& schedule, const std::vector<int>& units) {
   return text.empty() ? "-" : text;
 }
 
-/// "batch", "split", both, or "-".
+/// Some of "batch", "split" and "classes 2", or "-".
 std::string marks_of(const ScheduleLayer& layer) {
-  if (!layer.reads_batch) return layer.splits_backward ? "split" : "-";
-  return layer.splits_backward ? "batch split" : "batch";
+  std::string marks = layer.reads_batch ? "batch" : "";
+  const auto add = [&](const std::string& mark) { marks += (marks.empty() ? "" : " ") + mark; };
+  if (layer.splits_backward) add("split");
+  if (layer.counted_classes > 0) add(concat("classes ", layer.counted_classes));
+  return marks.empty() ? "-" : marks;
 }
 
 void write_layers(std::ostream& out, const Schedule& schedule) {

@@ -37,6 +37,9 @@ class Layer {
   /// Whether it reads Tape::batch(), in forward or in backward. The first layer and the last may
   /// without saying so: a model's input is the batch, and so are the targets of its losses.
   bool reads_batch() const { return reads_batch_; }
+  /// The classes of the last layer's losses, each of which an evaluation counts apart (hit_words);
+  /// 0: it counts all of them together.
+  virtual std::int64_t counted_classes() const { return 0; }
   /// Elements that each rank keeps for this layer from pass to pass of a schedule that does not
   /// train, such as keys and values of a text that is continued: TapeOptions::kept, in the run's
   /// precision. Their content is the layer's affair; at first it is undefined.

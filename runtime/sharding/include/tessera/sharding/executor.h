@@ -16,6 +16,7 @@
 #include "tessera/core/sim_device.h"
 #include "tessera/kernels/cuda_options.h"
 #include "tessera/kernels/kernel_table.h"
+#include "tessera/sharding/class_counts.h"
 #include "tessera/sharding/flight_recorder.h"
 #include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/groups.h"
@@ -89,6 +90,7 @@ struct StepResult {
   /// An evaluation's losses of classes, and those of them whose largest logit was the target's;
   /// see CrossEntropyArgs::hits. Zero where the last layer's loss is another one.
   std::int64_t classified = 0, correct = 0;
+  std::vector<ClassCounts> classes{};  ///< of an evaluation, if the last layer has counted classes
 };
 
 /// The learning rate of the step after `taken` ones that were not skipped.

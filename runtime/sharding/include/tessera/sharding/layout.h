@@ -81,7 +81,8 @@ struct LayerLayout {
   std::vector<ParameterAddress> parameters;  ///< own, then tied, as Layer::forward takes them
   bool backward_reads_parameters = true;
   bool splits_backward = false;
-  bool reads_batch = false;  ///< the first and the last always
+  bool reads_batch = false;          ///< the first and the last always
+  std::int64_t counted_classes = 0;  ///< see Layer::counted_classes
 };
 
 /// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the

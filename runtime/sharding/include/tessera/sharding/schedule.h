@@ -233,11 +233,12 @@ struct FlatId {
 /// A layer and what it touches: units, by index, and the batch.
 struct ScheduleLayer {
   std::string name;
-  std::vector<int> forward_reads;   ///< parameters read by forward
-  std::vector<int> backward_reads;  ///< parameters read by backward (recomputation included)
-  std::vector<FlatId> gradients;    ///< gradients written by backward
-  bool reads_batch = false;         ///< its passes read the batch of their micro-step
-  bool splits_backward = false;     ///< see StepPolicy::split_backward: its backward is two passes
+  std::vector<int> forward_reads;    ///< parameters read by forward
+  std::vector<int> backward_reads;   ///< parameters read by backward (recomputation included)
+  std::vector<FlatId> gradients;     ///< gradients written by backward
+  bool reads_batch = false;          ///< its passes read the batch of their micro-step
+  bool splits_backward = false;      ///< see StepPolicy::split_backward: its backward is two passes
+  std::int64_t counted_classes = 0;  ///< see Layer::counted_classes
   bool operator==(const ScheduleLayer&) const = default;
 };
 

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/collectives/process_group.h"
 #include "tessera/core/memory.h"
+#include "tessera/sharding/class_counts.h"
 #include "tessera/sharding/timeline.h"
 
 // The records of a run.
@@ -41,6 +43,7 @@ struct EvaluationRecord {
   std::int64_t positions = 0;  ///< of the samples: all targets, padding and prompts, too
   /// Targets whose largest logit is theirs; unset where the losses are not of classes.
   std::optional<std::int64_t> correct{};
+  std::vector<ClassCounts> classes{};  ///< of a classifier
   /// The best so far, this one included, and the best before it, where a run compares them.
   std::optional<BestEvaluation> best{}, best_before{};
 
@@ -48,6 +51,14 @@ struct EvaluationRecord {
   std::optional<double> token_accuracy() const {
     if (!correct || tokens == 0) return std::nullopt;
     return static_cast<double>(*correct) / static_cast<double>(tokens);
+  }
+  /// F1 of the second of two classes, scikit-learn's average="binary".
+  std::optional<double> f1() const {
+    return classes.size() == 2 ? std::optional(classes[1].f1()) : std::nullopt;
+  }
+  /// scikit-learn's average="macro"; unset of a model that is no classifier.
+  std::optional<double> macro_f1() const {
+    return classes.empty() ? std::nullopt : std::optional(tessera::macro_f1(classes));
   }
 };
 
