@@ -298,6 +298,23 @@ TEST(SimulatedStep, CopiesAndUpdatesOnTheHostTakeTheirBytesAndHideBehindTheNextF
   EXPECT_LT(hidden, 1.06 * compute);
 }
 
+// A gather that is over when its layer begins hands nothing over: the lane goes on at once.
+TEST(SimulatedStep, ALaneIsHandedOverToWhereItHadToWait) {
+  Cluster cluster = without_communication();
+  const Subject s = subject("full_shard", 4, Recompute::kNone, 1.0);
+  const double free = simulate(s, cluster).seconds;
+  const auto waiting = std::ranges::count_if(s.schedule.actions, [&](const Action& action) {
+    return action.lane == Lane::kCompute && std::ranges::any_of(action.waits, [&](int wait) {
+             return s.schedule.actions[static_cast<std::size_t>(wait)].lane != Lane::kCompute;
+           });
+  });
+  ASSERT_GE(waiting, 4);
+  cluster.profile.handover.value = 1e-3 * free;
+  const double handed_over = (simulate(s, cluster).seconds - free) / cluster.profile.handover.value;
+  EXPECT_GT(handed_over, 0.5) << "the first layer waits for its gather";
+  EXPECT_LT(handed_over, static_cast<double>(waiting) - 1.0);
+}
+
 TEST(SimulatedStep, TakesNoLongerToSimulateForManyRanks) {
   const Cluster cluster{find_profile("h200-sxm"), 8};
   const auto seconds_for = [&](int count) {

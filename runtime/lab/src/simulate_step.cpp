@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -24,7 +26,7 @@ std::vector<int> members_of(const Schedule& schedule, const Action& action) {
 }
 
 /// Whether an action waits for work of another lane.
-bool is_handed_over(const Schedule& schedule, const Action& action) {
+bool waits_for_others(const Schedule& schedule, const Action& action) {
   return std::ranges::any_of(action.waits, [&](int wait) {
     return schedule.actions[static_cast<std::size_t>(wait)].lane != action.lane;
   });
@@ -45,9 +47,11 @@ bool reaches_disk(const Schedule& schedule, const Action& action) {
 /// The cost of each action if nothing disturbs it, and what they rest on.
 struct Costs {
   std::vector<double> seconds;
+  std::vector<bool> is_handed_over;    ///< it begins when another lane lets it, see hand_over()
   std::vector<double> kernel_seconds;  ///< those of them that a lower clock stretches
   PredictedSeconds kernels;
-  double between = 0.0;  ///< two steps
+  double handover = 0.0;  ///< by so much an action takes longer that is handed over
+  double between = 0.0;   ///< two steps
   double flops = 0.0, bytes = 0.0;
   double host_updates = 0.0;
 };
@@ -61,12 +65,12 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   std::map<std::pair<Meeting, std::string>, std::vector<int>> groups;
   Costs costs;
   if (options.steps_in_flight == 1) costs.between = times.between();
+  costs.handover = (times.has_steps() ? times.handover() : profile.handover.value) - times.gap();
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
     costs.kernel_seconds.push_back(0.0);
-    double seconds = is_handed_over(schedule, action)
-                         ? (times.has_steps() ? times.handover() : profile.handover.value)
-                         : times.gap();
+    costs.is_handed_over.push_back(waits_for_others(schedule, action));
+    double seconds = times.gap();
     if (is_collective(action)) {
       Traffic traffic;
       action.operation->charge(schedule, action, traffic);
@@ -128,6 +132,32 @@ void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meet
   const double kernels = step.kernels.total();
   const double apart = kernels > 0.0 ? kQuartilesDistances * step.kernels.spread / kernels : 0.0;
   step.half_width = std::hypot(off, apart);
+}
+
+/// Whether actions begin when another lane lets them is known once they have run: those that begin
+/// right behind the one before them on their lane are not handed over. Those of the last step
+/// stand for all. Returns whether this is new.
+bool hand_over(Costs& costs, const Schedule& schedule, const std::vector<ActionSpan>& spans) {
+  if (costs.handover == 0.0) return false;
+  std::vector<bool> is_late(schedule.actions.size());
+  for (const Lane lane : kAllLanes) {
+    std::vector<ActionSpan> of_lane;
+    std::ranges::copy_if(spans, std::back_inserter(of_lane),
+                         [&](const ActionSpan& span) { return span.lane == lane; });
+    std::ranges::sort(of_lane, std::less<>(), &ActionSpan::begin);
+    double end = 0.0;
+    for (const ActionSpan& span : of_lane) {
+      is_late[static_cast<std::size_t>(span.action)] = span.begin > end;
+      end = span.end;
+    }
+  }
+  bool is_new = false;
+  for (std::size_t i = 0; i < is_late.size(); ++i) {
+    const bool now = is_late[i] && waits_for_others(schedule, schedule.actions[i]);
+    is_new = is_new || now != costs.is_handed_over[i];
+    costs.is_handed_over[i] = now;
+  }
+  return is_new;
 }
 
 /// The joules of a step's kernels, beside idling.
@@ -261,7 +291,9 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
     own.cost = [&costs, &slower, rank = costs.size() - 1](const Schedule& schedule,
                                                           const Action& action) {
       const auto i = static_cast<std::size_t>(&action - schedule.actions.data());
-      return costs[rank].seconds[i] + (slower[rank] - 1.0) * costs[rank].kernel_seconds[i];
+      const Costs& cost = costs[rank];
+      return cost.seconds[i] + (cost.is_handed_over[i] ? cost.handover : 0.0) +
+             (slower[rank] - 1.0) * cost.kernel_seconds[i];
     };
     own.speeds = speeds_of(*programs.front().schedule, cluster, options.threads);
     timed.push_back(std::move(own));
@@ -283,6 +315,11 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
                    costs.front().between;
   };
   run();
+  bool is_new = false;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    is_new |= hand_over(costs[rank], *ranks[rank].front().schedule, simulated[rank].spans);
+  }
+  if (is_new) run();
   for (int i = 0; i < kThrottlings && throttle(slower, costs, step.seconds, cluster.profile); ++i) {
     run();
   }
