@@ -190,6 +190,30 @@ TEST_F(Classification, MaskedTokensAreTold) {
   for (const char* const key : {"loss", "tokens", "correct_tokens"}) {
     EXPECT_EQ(alone[key], within[key]) << key;
   }
+  // A checkpoint has its model's tokenizer, and so has the folder that it is in.
+  const ProgramResult saved =
+      train_more({"--steps", "1", "--quiet", "--save", path("saves"), "--save-every", "1"});
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  for (const std::string& from : {path("saves"), path("saves/step_1")}) {
+    const ProgramResult of_checkpoint =
+        with({"evaluate"}, {"--init", from, "--eval-data", path("text.txt")});
+    EXPECT_EQ(of_checkpoint.exit_code, 0) << of_checkpoint.err;
+    EXPECT_THAT(of_checkpoint.out, HasSubstr("saves/step_1/tokenizer.json"));
+  }
+  const Words of_labels{"--model", "bert-tiny", "--layers",          "1",
+                        "--heads", "2",         "--width",           "16",
+                        "--data",  reviews(),   "--tokenizer",       path("tokenizer.json"),
+                        "--steps", "1",         "--mlm-probability", "0.5"};
+  const auto train_labels = [&](const Words& more) {
+    Words words = of_labels;
+    words.insert(words.end(), more.begin(), more.end());
+    const ProgramResult result = with({"train"}, words);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  const auto is_told = HasSubstr("are not read; give --task classification to learn these");
+  EXPECT_THAT(train_labels({}), is_told);
+  EXPECT_THAT(train_labels({"--task", "masked-lm"}), ::testing::Not(is_told));
   EXPECT_THAT(error_of(train_more({"--task", "text"})),
               HasSubstr("tells no next token; give --task masked-lm or classification"));
   EXPECT_THAT(error_of(train_more({"--mlm-probability", "1"})), HasSubstr("below 1"));

@@ -167,6 +167,13 @@ TEST_F(EstimateCommand, NamesMeanTheSameInEveryCommand) {
   EXPECT_THAT(label.out, HasSubstr("GPT of 2 layers x 768, 12 heads: "));
 }
 
+TEST_F(EstimateCommand, HelpSaysWhatEachFlagTakes) {
+  EXPECT_THAT(
+      run({"estimate-memory", "--help"}).out,
+      AllOf(HasSubstr("--layers N "), HasSubstr("--lora TEXT "),
+            HasSubstr("--task text|classification|masked-lm"), HasSubstr("--mlm-probability X ")));
+}
+
 TEST_F(EstimateCommand, AnUnknownModelIsToldOfThoseThatAreThere) {
   const auto error = [&](const char* model) {
     const ProgramResult estimate = run({"estimate-memory", model});

@@ -21,11 +21,14 @@ TEXTS = [
     "café naïve Straße CAFÉ", "中文国the中 film", "a\tb\nc\r\nd\u00a0a\u3000b", "a\u0000b a\ufffdb a\u200bb a\u00adb",
     "[CLS] the [SEP] film[MASK]s [PAD]x [UNK]", "x" * 100 + " " + "x" * 101, "é" * 100, "İi ı I\u0307", "가 각 Ⅳ",
     "a—b…a", "e\u0301\u0323a q\u0300", "aa ab abc abca 1000 2001", "$a+b=c~`^|<>", "\u2028a\u2029b\u0085a",
-    "Hello, World! I'm here. They've n't do not we're ' s", "  the   film  ", "ａｂ ｃ", "ﬁlm ﬀ", "a\u0301", "\u0301a",
+    "the NEWTOKEN film newtoken. newtokens aNewToken", "a CAFÉX b cafex c caféx", "the 中X film中x国", "LEFT the   Left b",
+    "a right   the RIGHT", "[x] [X] [Y] [y] the", "new\ttok the new tok NEW\u00a0TOK", "a##Bnewtoken##b [MASK]Newtoken[SEP]",
+    "the  Both  film both", "Hello, World! I'm here. They've n't do not we're ' s", "  the   film  ", "ａｂ ｃ", "ﬁlm ﬀ", "a\u0301", "\u0301a",
 ]
 
 
-def tokenizer(lowercase=True, strip_accents=None, clean=True, chinese=True, processor="template", cleanup=True, most=100):
+def tokenizer(lowercase=True, strip_accents=None, clean=True, chinese=True, processor="template", cleanup=True, most=100,
+              added=()):
     vocab = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(WORDS)])}
     special = {name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in ("[CLS]", "[SEP]")}
 
@@ -42,7 +45,10 @@ def tokenizer(lowercase=True, strip_accents=None, clean=True, chinese=True, proc
     return {"version": "1.0", "truncation": None, "padding": None,
             "added_tokens": [{"id": vocab[name], "content": name, "single_word": False, "lstrip": False, "rstrip": False,
                               "normalized": False, "special": True}
-                             for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")],
+                             for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] + [
+                                 {"id": len(vocab) + i, "content": name, "single_word": False, "lstrip": "left" in more,
+                                  "rstrip": "right" in more, "normalized": "raw" not in more, "special": "special" in more}
+                                 for i, (name, more) in enumerate(added)],
             "normalizer": {"type": "BertNormalizer", "clean_text": clean, "handle_chinese_chars": chinese,
                            "strip_accents": strip_accents, "lowercase": lowercase},
             "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -52,9 +58,14 @@ def tokenizer(lowercase=True, strip_accents=None, clean=True, chinese=True, proc
                       "max_input_chars_per_word": most, "vocab": vocab}}
 
 
+# Tokens as add_tokens() makes them, which are normalised before they are sought, and others.
+ADDED = [("NewToken", ""), ("Caféx", ""), ("中x", ""), ("Left", "left"), ("Right", "right"), ("[X]", ""),
+         ("[Y]", "raw special"), ("[y]", ""), ("new\ttok", ""), ("##B", ""), ("Both", "left right")]
 CASES = {
     "uncased": {}, "cased": {"lowercase": False}, "accents": {"strip_accents": False},
     "cased_without_accents": {"lowercase": False, "strip_accents": True}, "raw": {"clean": False, "chinese": False},
+    "added": {"added": ADDED}, "added_cased": {"added": ADDED, "lowercase": False},
+    "added_accents": {"added": ADDED, "strip_accents": False}, "added_raw": {"added": ADDED, "clean": False, "chinese": False},
     "bert_processing": {"processor": "bert", "cleanup": False}, "short_words": {"most": 3},
 }
 

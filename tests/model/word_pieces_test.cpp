@@ -94,8 +94,13 @@ TEST(WordPieces, WhatIsNotKnownIsRefusedByName) {
               HasSubstr("only 'BertPreTokenizer' is known"));
   EXPECT_THAT(refused([](json& of) { of["model"]["unk_token"] = "<unk>"; }),
               HasSubstr("needs the token '<unk>'"));
-  EXPECT_THAT(refused([](json& of) { of["added_tokens"][0]["normalized"] = true; }),
-              HasSubstr("added_tokens[0].normalized is true"));
+  EXPECT_EQ(refused([](json& of) { of["added_tokens"][0]["normalized"] = true; }), "");
+  EXPECT_THAT(
+      refused([](json& of) {
+        of["added_tokens"].push_back(
+            {{"id", of["model"]["vocab"].size()}, {"content", "\u200b"}, {"normalized", true}});
+      }),
+      HasSubstr("has no characters left when it is normalized"));
   EXPECT_THAT(refused([](json& of) { of["decoder"]["prefix"] = "@@"; }),
               HasSubstr("decoder.prefix"));
   EXPECT_THAT(refused([](json& of) {

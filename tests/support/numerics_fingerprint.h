@@ -22,7 +22,6 @@ class NumericsFingerprint {
  public:
   std::string compute() {
     for (const FamilyRow& family : gpt_families()) {
-      if (family.encoder) continue;  // there were none when numbers were recorded
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         for (const bool adapted : {false, true}) add_model(family.family, dtype, adapted);
       }

@@ -5,7 +5,9 @@
 namespace tessera::data {
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-  std::ranges::sort(tokens_, {}, &AddedToken::content);
+  // The first of equal contents is found: of tokens that are normalised to the same, which the
+  // package tells apart by chance.
+  std::ranges::stable_sort(tokens_, {}, &AddedToken::content);
   for (const AddedToken& token : tokens_) {
     begins_[static_cast<unsigned char>(token.content[0])] = true;
   }

@@ -215,7 +215,11 @@ struct TokenEncoder::State {
   /// Normalisation changes words, so each token's end is that of its part.
   void encode_word_pieces(std::string_view text, std::vector<std::int32_t>& tokens) {
     split(tables->raw, text, tokens, [&](std::string_view part) {
-      tables->word_pieces.encode(part, tokens);
+      const std::string normal = tables->word_pieces.normal(part);
+      auto* const placed = std::exchange(ends, nullptr);  // parts of `normal` have no place in it
+      split(tables->normalized, normal, tokens,
+            [&](std::string_view rest) { tables->word_pieces.encode(rest, tokens); });
+      ends = placed;
       if (ends == nullptr) return;
       ends->resize(tokens.size(),
                    static_cast<std::size_t>(part.data() - whole.data()) + part.size());
@@ -401,7 +405,7 @@ std::string TokenDecoder::add(std::int32_t token) {
   if (!special_tokens_ && tables_->special[id]) return "";
   if (tables_->file.pieces) return add_piece(id);
   if (tables_->file.word_pieces) {
-    return tables_->word_pieces.decode(tables_->file.tokens[id], !std::exchange(begun_, true));
+    return tables_->word_pieces.decode(tables_->bytes[id], !std::exchange(begun_, true));
   }
   waiting_ += tables_->bytes[id];
   return data::take_characters(waiting_);

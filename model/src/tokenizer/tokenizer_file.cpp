@@ -378,7 +378,12 @@ class FileReader {
                        .normalized = place.boolean("normalized", false),
                        .strips_left = place.boolean("lstrip", false),
                        .strips_right = place.boolean("rstrip", false)};
-      if (out_.word_pieces && token.normalized) place.must_be("normalized", false);
+      if (out_.word_pieces && token.normalized &&
+          out_.word_pieces->text.normal(token.content).empty()) {
+        place.refuse("('", token.content,
+                     "') has no characters left when it is normalized; "
+                     "remove it");
+      }
       if (out_.normalizer_marks && token.normalized && (token.strips_left || token.strips_right)) {
         place.refuse("is normalized and takes white space, which is not known here together",
                      kOtherTokenizer);

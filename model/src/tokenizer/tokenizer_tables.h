@@ -29,6 +29,7 @@ inline AddedTokens added_tokens(const TokenizerFile& file, bool normalized) {
     tokens.push_back(token);
     if (!normalized) continue;
     if (file.nfc) tokens.back().content = to_nfc(token.content);
+    if (file.word_pieces) tokens.back().content = file.word_pieces->text.normal(token.content);
     if (file.normalizer_marks) {
       tokens.back().content = with_space_marks(token.content, file.prefix, true);
     }
@@ -52,6 +53,10 @@ struct Tokenizer::Tables {
     for (const data::AddedToken& token : file.added) {
       if (token.special) special[static_cast<std::size_t>(token.id)] = true;
       if (token.content.find_first_of(" \n") != std::string::npos) can_cut = false;
+      const bool brings_spaces =
+          file.word_pieces && token.normalized &&
+          file.word_pieces->text.normal(token.content).find(' ') != std::string::npos;
+      if (brings_spaces) can_cut = false;
       if (token.strips_left || token.strips_right) takes_space = true;
     }
     takes_space = takes_space || file.pieces || file.word_pieces;
@@ -67,6 +72,10 @@ struct Tokenizer::Tables {
         bytes.push_back(data::bytes_of_spelling(file.tokens[id]).value_or(file.tokens[id]));
       }
       if (!file.tokens[id].empty()) ids.emplace(file.tokens[id], static_cast<std::int32_t>(id));
+    }
+    for (const data::AddedToken& token : file.added) {
+      if (!file.word_pieces || !token.normalized) continue;
+      bytes[static_cast<std::size_t>(token.id)] = file.word_pieces->text.normal(token.content);
     }
   }
 

@@ -18,8 +18,7 @@ WordPieces::WordPieces(const TokenizerFile& file)
   }
 }
 
-void WordPieces::encode(std::string_view text, std::vector<std::int32_t>& tokens) const {
-  const std::string normal = rules_.text.normal(text);
+void WordPieces::encode(std::string_view normal, std::vector<std::int32_t>& tokens) const {
   const std::string_view all = normal;
   std::size_t begin = 0;
   const auto end_word = [&](std::size_t end) {

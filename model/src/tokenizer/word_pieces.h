@@ -16,8 +16,9 @@ class WordPieces {
  public:
   explicit WordPieces(const TokenizerFile& file);
 
-  /// Appends the tokens of a text between added tokens.
-  void encode(std::string_view text, std::vector<std::int32_t>& tokens) const;
+  std::string normal(std::string_view text) const { return rules_.text.normal(text); }
+  /// Appends the tokens of a normalised text between added tokens.
+  void encode(std::string_view normal, std::vector<std::int32_t>& tokens) const;
   /// The text of a token, with the space in front of it if it is not the first and begins a word,
   /// and without spaces that English does not have ("do not ." is "do not.").
   std::string decode(std::string_view token, bool first) const;

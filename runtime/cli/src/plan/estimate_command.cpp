@@ -153,7 +153,7 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
       "of the table for training: cuda counts what a GPU holds beside the plan, too [cpu]")
       ->type_name("TEXT");
   for (const Setting& size : size_settings()) {
-    add(flag_name(size.name), size.name, with_flags(size.help))->type_name("N");
+    add(flag_name(size.name), size.name, with_flags(size.help))->type_name(type_name(size));
   }
   app.add_flag("--json", request->json, "print one JSON object");
   app.allow_extras();  // so that an unknown flag is answered

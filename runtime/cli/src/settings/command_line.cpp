@@ -35,6 +35,16 @@ std::string row(const std::string& name, const std::string& text) {
   return lines + "\n";
 }
 
+std::string default_text(const Setting& setting) {
+  if (setting.fallback.is_null() || setting.type == SettingType::kFlag) return "";
+  return setting.fallback == "\n" ? "a newline" : plain_text(setting.fallback);
+}
+
+/// Whether a flag may be given several times; the values are then joined by commas.
+bool is_list(const Setting& setting) { return setting.name == "data"; }
+
+}  // namespace
+
 std::string type_name(const Setting& setting) {
   if (!setting.choices.empty()) return tessera::joined(setting.choices, "|");
   switch (setting.type) {
@@ -52,16 +62,6 @@ std::string type_name(const Setting& setting) {
   }
   return "TEXT";
 }
-
-std::string default_text(const Setting& setting) {
-  if (setting.fallback.is_null() || setting.type == SettingType::kFlag) return "";
-  return setting.fallback == "\n" ? "a newline" : plain_text(setting.fallback);
-}
-
-/// Whether a flag may be given several times; the values are then joined by commas.
-bool is_list(const Setting& setting) { return setting.name == "data"; }
-
-}  // namespace
 
 std::string HelpFormat::make_option(const CLI::Option* option, bool is_positional) const {
   return row(make_option_name(option, is_positional) + make_option_opts(option),

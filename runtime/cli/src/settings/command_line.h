@@ -59,6 +59,9 @@ class SettingsCommand {
   std::map<std::string, std::string> texts_;  // what the command line gave, by setting
 };
 
+/// The text behind a setting's flag in --help: "N", "TEXT", its choices.
+std::string type_name(const Setting& setting);
+
 /// The value of a flag's text, in the limits and the words of `table`'s settings: commands
 /// without a SettingsCommand take their numbers by it, since CLI11 reads 010 as 8, an empty text as
 /// 0, and says of any other no more than that it could not convert it. Throws Error{kConfig}.

@@ -131,4 +131,8 @@ void choose_labels(Config& config, GptChoice& choice);
 /// if --task asks a model for what it cannot learn.
 void choose_task(Config& config, const GptConfig& gpt);
 
+/// A note of labels in --data that are not learnt, where an encoder tells masked tokens although
+/// nobody has said so; else "".
+std::string unread_labels_note(const Config& config, const GptConfig& gpt);
+
 }  // namespace tessera::cli

@@ -125,6 +125,17 @@ void choose_labels(Config& config, GptChoice& choice) {
   }
 }
 
+std::string unread_labels_note(const Config& config, const GptConfig& gpt) {
+  const bool tells_masks = family_of(gpt).encoder && gpt.labels.empty();
+  if (!tells_masks || config.given(kTask) || !is_given(config, "data")) return "";
+  for (const WeightedPath& one : parse_data(config.get<std::string>("data"))) {
+    if (!has_labels(one.path)) continue;
+    return concat("masked tokens of the texts are learnt, and the labels of '", one.path,
+                  "' are not read; give --task classification to learn these, or --task masked-lm");
+  }
+  return "";
+}
+
 void choose_task(Config& config, const GptConfig& gpt) {
   if (!has_setting(config, kTask)) return;
   const auto task = config.get<std::string>(kTask);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "output/terminal.h"
+#include "tessera/checkpoint/checkpoint_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/model/hugging_face.h"
 #include "tessera/model/tokenizer_folder.h"
@@ -17,13 +18,15 @@ constexpr std::int64_t kByteVocabulary = 256;
 constexpr const char* kRemedy =
     "; give --tokenizer FILE or FOLDER, or --tokenizer bytes for bytes as tokens";
 
-/// The folder that the model is of; "" of a preset, a checkpoint or a .bin.
+/// The folder that the model is of, or that of the checkpoint, which has what its model came with;
+/// "" of a preset or a .bin.
 std::string folder_of(const Config& config) {
   for (const char* const setting : {"init", "model"}) {
     if (config.is_null(setting)) continue;
     const auto path = config.get<std::string>(setting);
     if (is_folder(path) && fs::exists(fs::path(path) / "config.json")) return path;
-    if (std::string_view(setting) == "init") return "";
+    // A folder may have several checkpoints, and one of them is meant.
+    if (std::string_view(setting) == "init") return find_checkpoint(path);
   }
   return "";
 }

@@ -74,6 +74,7 @@ void print_header(const Config& config, const GptChoice& choice, const DataMixtu
     notes.insert(notes.end(), source.notes().begin(), source.notes().end());
   }
   notes.push_back(epochs_note(config, dataset));
+  notes.push_back(unread_labels_note(config, choice.config));
   notes.push_back(device_note(config, options));
   std::ranges::move(learning_rate_notes(config, options.learning_rate), std::back_inserter(notes));
   for (const std::string& note : notes) {
