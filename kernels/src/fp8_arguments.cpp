@@ -22,6 +22,16 @@ void check_codes(const char* kernel, const TensorView& codes, std::int64_t n) {
           to_string(codes.dtype), ", expected ", n, " contiguous elements of uint8");
 }
 
+void check_transposed(const char* kernel, const char* name, const Shape& of,
+                      const TensorView& transposed) {
+  require(of.rank() == 2 && transposed.shape == Shape({of[1], of[0]}) &&
+              transposed.is_contiguous() && transposed.dtype == DType::kUInt8,
+          ErrorCode::kInvalidArgument, kernel, ": transposed is ", transposed.shape, " of ",
+          to_string(transposed.dtype), " and ", name, " is ", of,
+          ", expected matrices, their rows and columns in turns, transposed contiguous and of "
+          "uint8");
+}
+
 }  // namespace
 
 void check_arguments(const AmaxArgs& args) {
@@ -45,13 +55,20 @@ void check_arguments(const MaxWordsArgs& args) {
 void check_arguments(const Fp8EncodeArgs& args) {
   check_numbers("fp8_encode", "x", args.x);
   check_amax("fp8_encode", args.amax);
-  check_codes("fp8_encode", args.codes, args.x.numel());
+  const bool has_rows = args.codes || (!args.transposed && args.x.numel() > 0);
+  if (has_rows) check_codes("fp8_encode", args.codes, args.x.numel());
+  if (args.transposed) check_transposed("fp8_encode", "x", args.x.shape, args.transposed);
 }
 
 void check_arguments(const Fp8DecodeArgs& args) {
   check_numbers("fp8_decode", "y", args.y);
   check_amax("fp8_decode", args.amax);
   check_codes("fp8_decode", args.codes, args.y.numel());
+}
+
+void check_arguments(const Fp8TransposeArgs& args) {
+  check_codes("fp8_transpose", args.codes, args.codes.numel());
+  check_transposed("fp8_transpose", "codes", args.codes.shape, args.transposed);
 }
 
 }  // namespace tessera

@@ -9,5 +9,6 @@ void check_arguments(const AmaxArgs& args);
 void check_arguments(const MaxWordsArgs& args);
 void check_arguments(const Fp8EncodeArgs& args);
 void check_arguments(const Fp8DecodeArgs& args);
+void check_arguments(const Fp8TransposeArgs& args);
 
 }  // namespace tessera

@@ -62,6 +62,28 @@ void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
           to_string(db.dtype), ", wanted ", m, " contiguous elements of fp32, bf16 or fp16");
 }
 
+void check_fp8_operand(const TensorView& view, const Fp8Operand& operand, const char* name) {
+  require(view.dtype == DType::kUInt8 && view.is_contiguous(), ErrorCode::kInvalidArgument,
+          "gemm: ", name, " is ", view.shape, " of ", to_string(view.dtype),
+          ", expected contiguous codes of uint8, as there is an amax of it");
+  require(operand.amax.numel() == 1 && operand.amax.dtype == DType::kInt32,
+          ErrorCode::kInvalidArgument, "gemm: the amax of ", name, " is ", operand.amax.shape,
+          " of ", to_string(operand.amax.dtype), ", expected one int32");
+}
+
+void check_fp8(const GemmArgs& args) {
+  check_fp8_operand(args.a, args.a_fp8, "a");
+  check_fp8_operand(args.b, args.b_fp8, "b");
+  require(!args.transpose_a && args.transpose_b, ErrorCode::kInvalidArgument,
+          "gemm: codes of fp8 are multiplied along the rows of both matrices; set transpose_b "
+          "alone, and pass transposed codes");
+  require(args.a_fp8.format == Fp8Format::kE4M3 || args.b_fp8.format == Fp8Format::kE4M3,
+          ErrorCode::kInvalidArgument, "gemm: a and b are both E5M2, expected one of E4M3");
+  require(!args.gelu && !args.gelu_backward_input && !args.bias_gradient,
+          ErrorCode::kInvalidArgument,
+          "gemm: codes of fp8 go neither with GELU, nor its derivative, nor a bias gradient");
+}
+
 }  // namespace
 
 GemmSizes check_gemm(const GemmArgs& args) {
@@ -80,8 +102,10 @@ GemmSizes check_gemm(const GemmArgs& args) {
           args.bias ? args.bias.numel() : 0);
   require(!args.bias || args.bias.is_contiguous(), ErrorCode::kInvalidArgument,
           "gemm: the bias is not contiguous");
-  const DType dtype = args.a.dtype;
-  require(is_compute_dtype(dtype) && args.b.dtype == dtype &&
+  const bool in_fp8 = args.a_fp8.amax || args.b_fp8.amax;
+  if (in_fp8) check_fp8(args);
+  const DType dtype = in_fp8 ? DType::kBFloat16 : args.a.dtype;  // T
+  require(is_compute_dtype(dtype) && (in_fp8 || args.b.dtype == dtype) &&
               (args.c.dtype == dtype || args.c.dtype == DType::kFloat32) &&
               (!args.bias || args.bias.dtype == dtype),
           ErrorCode::kInvalidArgument, "gemm: unsupported dtypes: a ", to_string(dtype), ", b ",

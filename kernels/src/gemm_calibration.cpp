@@ -92,10 +92,27 @@ class Operands {
                                         MemoryCategory::kWorkspace, "operand of a GEMM in fp32");
       stream_.submit({.name = "fill"}, [&] {
         kernels_.fill_normal({.dst = wide, .key = key}, stream_);
+        if (values.dtype == DType::kUInt8) return encode(wide, values, number == 1);
         kernels_.cast({.src = wide, .dst = values}, stream_);
       });
     }
     stream_.synchronize();
+  }
+
+  /// Codes of A or B, and their amax.
+  void encode(const TensorView& from, const TensorView& codes, bool is_a) {
+    Fp8Operand& operand = is_a ? args_.a_fp8 : args_.b_fp8;
+    const Tensor amax = Tensor::empty(memory_, Shape{1}, DType::kInt32, MemoryCategory::kWorkspace,
+                                      "largest magnitude");
+    operand.amax = amax;
+    buffers_.push_back(amax);
+    kernels_.amax({.x = from, .amax = operand.amax}, stream_);
+    kernels_.fp8_encode({.x = from,
+                         .amax = operand.amax,
+                         .codes = codes,
+                         .format = operand.format,
+                         .scales = operand.scales},
+                        stream_);
   }
 
   GemmArgs args_;

@@ -26,6 +26,14 @@ constexpr std::array<std::string_view, 8> kEpilogues{
 constexpr const char* kKind = "gemm-table";
 constexpr double kMicro = 1e-6;
 
+std::string_view name_of(Fp8Format format) { return format == Fp8Format::kE4M3 ? "e4m3" : "e5m2"; }
+
+Fp8Format parse_format(const std::string& name) {
+  require(name == "e4m3" || name == "e5m2", ErrorCode::kConfig, "there is no format '", name,
+          "' of fp8");
+  return name == "e4m3" ? Fp8Format::kE4M3 : Fp8Format::kE5M2;
+}
+
 /// Calls visit(name, member) for each number and flag of a problem.
 template <typename Problem, typename Visit>
 void visit_members(Problem& p, const Visit& visit) {
@@ -77,6 +85,11 @@ ordered_json row_of(const GemmProblem& problem, const GemmChoice& choice) {
   visit_members(problem, [&](const char* name, const auto& value) { row[name] = value; });
   row["dtype"] = to_string(problem.dtype);
   row["c_dtype"] = to_string(problem.c_dtype);
+  if (problem.dtype == DType::kUInt8) {
+    row["a_format"] = name_of(problem.a_format);
+    row["b_format"] = name_of(problem.b_format);
+    row["fast_accumulation"] = problem.fast_accumulation;
+  }
   row["epilogue"] = to_string(problem.epilogue);
   row["way"] = choice.fused ? "fused" : "separate";
   row["algorithm"] = choice.fused ? ordered_json(in_words(choice.algorithm)) : ordered_json();
@@ -91,6 +104,11 @@ std::pair<GemmProblem, GemmChoice> parse_row(const json& row) {
   visit_members(problem, [&](const char* name, auto& value) { row.at(name).get_to(value); });
   problem.dtype = parse_dtype(row.at("dtype").get<std::string>());
   problem.c_dtype = parse_dtype(row.at("c_dtype").get<std::string>());
+  if (problem.dtype == DType::kUInt8) {
+    problem.a_format = parse_format(row.at("a_format").get<std::string>());
+    problem.b_format = parse_format(row.at("b_format").get<std::string>());
+    row.at("fast_accumulation").get_to(problem.fast_accumulation);
+  }
   const auto epilogue = row.at("epilogue").get<std::string>();
   const auto* const known = std::ranges::find(kEpilogues, epilogue);
   require(known != kEpilogues.end(), ErrorCode::kConfig, "there is no epilogue '", epilogue, "'");
@@ -133,14 +151,20 @@ std::string_view to_string(GemmEpilogue epilogue) {
   return kEpilogues.at(static_cast<std::size_t>(epilogue));
 }
 
+static std::string operands_of(const GemmProblem& p) {
+  if (p.dtype != DType::kUInt8) return std::string(to_string(p.dtype));
+  return concat(name_of(p.a_format), " and ", name_of(p.b_format),
+                p.fast_accumulation ? " (fast accumulation)" : "");
+}
+
 std::string describe(const GemmProblem& p) {
   std::string text =
       concat("C (", p.m, ", ", p.n, ") of ", to_string(p.c_dtype), " with rows of ", p.c_stride,
              p.accumulate ? " += " : " = ", "A", p.transpose_a ? "^T" : "", " B",
              p.transpose_b ? "^T" : "", p.residual_stride > 0 ? " + residual" : "", ", K = ", p.k,
-             ", operands of ", to_string(p.dtype), " with rows of ", p.a_stride, " and ",
-             p.b_stride, ", epilogue ", to_string(p.epilogue), ", addresses aligned to ",
-             p.a_alignment, ", ", p.b_alignment, ", ", p.c_alignment);
+             ", operands of ", operands_of(p), " with rows of ", p.a_stride, " and ", p.b_stride,
+             ", epilogue ", to_string(p.epilogue), ", addresses aligned to ", p.a_alignment, ", ",
+             p.b_alignment, ", ", p.c_alignment);
   if (p.residual_alignment > 0) text += concat(", residual to ", p.residual_alignment);
   if (p.vector_alignment > 0) text += concat(", vector to ", p.vector_alignment);
   if (p.aux_alignment > 0) text += concat(", aux to ", p.aux_alignment);

@@ -136,6 +136,7 @@ const std::map<std::string, Other> kOthers{
     {"fp8_bf16_blocks", {"1,0", {{"precision", "fp8"}}}},
     {"gather_format", {"bf16", {{"precision", "fp8"}}}},
     {"fp8_scale_units", {"2", {{"precision", "fp8"}}}},
+    {"fp8_fast_accumulation", {"true", {{"precision", "fp8"}}}},
     {"seed", {"2"}},
     {"eval_every", {"1", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},
     {"eval_tokens", {"16", {{"eval_data", TESSERA_SOURCE_DIR "/tests/text/alice.txt"}}}},

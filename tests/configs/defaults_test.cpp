@@ -58,6 +58,7 @@ const std::map<std::string, Get>& getters() {
       {"fp8_bf16_blocks", [](const O&) { return json(); }},
       {"gather_format", [](const O&) { return json(); }},
       {"fp8_scale_units", [](const O&) { return json(); }},
+      {"fp8_fast_accumulation", [](const O&) { return json(); }},
       {"reduce_dtype", [](const O& o) { return to_string(o.reduce_dtype); }},
       {"seed", [](const O& o) { return o.seed; }},
       {"loss_scale", [](const O& o) { return to_string(*o.loss_scale.choice); }},

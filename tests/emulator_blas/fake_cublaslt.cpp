@@ -28,7 +28,9 @@
 // in another order each time.
 
 using fake_cublaslt::has;
+using fake_cublaslt::is_fp8;
 using fake_cublaslt::Product;
+using fake_cublaslt::size_of;
 
 struct FakeMatmulPreference {
   std::uint64_t workspace_bytes = 0;
@@ -59,8 +61,6 @@ struct Algorithm {
   std::uint32_t workspace_bytes = 0;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t));
-
-std::int64_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
 struct Sizes {
   std::int64_t rows = 0, columns = 0;
@@ -109,10 +109,29 @@ bool all_aligned(const FakeMatrixLayout& a, const FakeMatrixLayout& b, const Fak
          good(d, std::min(preference.c_alignment, preference.d_alignment));
 }
 
+/// Operands in fp8 (section 3.1.5 of NVIDIA's cuBLAS documentation): A transposed and B not, one of
+/// them E4M3, everything on 16 bytes, D of 16 or 32 bits, on a GPU that has such tensor cores.
+bool has_fp8_kernel(const FakeMatmulDesc& desc, const FakeMatrixLayout& a,
+                    const FakeMatrixLayout& b, const FakeMatrixLayout& d,
+                    const FakeMatmulPreference& preference) {
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return false;
+  const bool has_cores = 10 * properties.major + properties.minor >= 89;
+  const bool multiples = a.rows % 16 == 0 && d.rows % 16 == 0;
+  return has_cores && is_fp8(b.type) && !(a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) &&
+         !is_fp8(d.type) && desc.a_operation == CUBLAS_OP_T && desc.b_operation == CUBLAS_OP_N &&
+         desc.a_scale != nullptr && desc.b_scale != nullptr && multiples &&
+         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+          (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && d.type == CUDA_R_16BF)) &&
+         all_aligned(a, b, d, preference, 16);
+}
+
 bool has_kernel(const FakeMatmulDesc& desc, const FakeMatrixLayout& a, const FakeMatrixLayout& b,
                 const FakeMatrixLayout& c, const FakeMatrixLayout& d,
                 const FakeMatmulPreference& preference) {
-  if (a.type != b.type || c.type != d.type) return false;
+  if (c.type != d.type) return false;
+  if (is_fp8(a.type)) return has_fp8_kernel(desc, a, b, d, preference);
+  if (a.type != b.type) return false;
   if (d.type != a.type && d.type != CUDA_R_32F) return false;
   if (a.type != CUDA_R_32F && !all_aligned(a, b, d, preference, 4)) return false;
   const bool gelu =
@@ -242,6 +261,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return assign(desc->aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
       return assign(desc->aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return assign(desc->a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return assign(desc->b_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return assign(desc->fast_accumulation, value, bytes);
   }
   return CUBLAS_STATUS_INVALID_VALUE;
 }

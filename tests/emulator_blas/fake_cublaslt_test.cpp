@@ -11,6 +11,7 @@
 
 #include "cuda/gemm_plan_cuda.h"
 #include "fake_cublaslt.h"
+#include "fake_cuda.h"
 #include "product.h"
 #include "tessera/core/error.h"
 
@@ -73,6 +74,30 @@ TEST_F(FakeCublasLt, HasNoKernelForOddRowsOfBf16) {
   odd.dtype = DType::kFloat32;
   odd.c_dtype = DType::kFloat32;
   EXPECT_TRUE(GemmPlans::of(stream()).supports(odd));
+}
+
+TEST_F(FakeCublasLt, TakesCodesOfFp8AlongRowsOnAGpuThatHasTheCores) {
+  GemmProblem codes = problem();
+  codes.dtype = DType::kUInt8;
+  codes.transpose_b = true;
+  const auto takes = [&](const auto& change) {
+    GemmProblem changed = codes;
+    change(changed);
+    return GemmPlans(0, nullptr).supports(changed);
+  };
+  EXPECT_TRUE(takes([](GemmProblem&) {}));
+  EXPECT_TRUE(takes([](GemmProblem& p) { p.c_dtype = DType::kFloat32; }));
+  EXPECT_TRUE(takes([](GemmProblem& p) { p.a_format = Fp8Format::kE5M2; }));
+  EXPECT_TRUE(takes([](GemmProblem& p) { p.b_format = Fp8Format::kE5M2; }));
+  EXPECT_FALSE(takes([](GemmProblem& p) { p.a_format = p.b_format = Fp8Format::kE5M2; }));
+  EXPECT_FALSE(takes([](GemmProblem& p) { p.transpose_b = false; }));
+  EXPECT_FALSE(takes([](GemmProblem& p) { p.k = 56; }));
+  EXPECT_FALSE(takes([](GemmProblem& p) { p.a_alignment = 8; }));
+  fake_cuda::configure({.major = 8, .minor = 6});
+  EXPECT_FALSE(takes([](GemmProblem&) {}));
+  fake_cuda::configure({.major = 8, .minor = 9});
+  EXPECT_TRUE(takes([](GemmProblem&) {}));
+  fake_cuda::configure({});
 }
 
 TEST_F(FakeCublasLt, RefusalsNameTheFunctionTheStatusAndTheProblem) {

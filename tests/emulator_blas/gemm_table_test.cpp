@@ -58,6 +58,11 @@ GemmTable example() {
   gelu.aux_stride = 8;
   gelu.vector_alignment = 2;
   gelu.aux_alignment = 16;
+  GemmProblem codes = plain;
+  codes.dtype = DType::kUInt8;
+  codes.a_format = Fp8Format::kE5M2;
+  codes.fast_accumulation = true;
+  table.choices[codes] = {.algorithm = {1}, .seconds = 1e-3};
   table.choices[plain] = {.algorithm = {1, 0xfedcba9876543210U, 3, 4, 5, 6, 7, ~std::uint64_t{0}},
                           .seconds = 123e-6,
                           .runner_up_seconds = 124e-6,
@@ -98,6 +103,8 @@ TEST(GemmTable, NamesWhatIsWrongWithAFile) {
   EXPECT_THAT(refusal(with("\"cublaslt\"", "\"cublas\"")), HasSubstr("cublaslt"));
   EXPECT_THAT(refusal(with("\"k\"", "\"q\"")), HasSubstr("'k'"));
   EXPECT_THAT(refusal(with("gelu_aux_bias", "relu")), HasSubstr("'relu'"));
+  EXPECT_THAT(refusal(with("\"e5m2\"", "\"e3m4\"")), HasSubstr("'e3m4'"));
+  EXPECT_THAT(refusal(with("fast_accumulation", "fast")), HasSubstr("fast_accumulation"));
   EXPECT_THAT(refusal(with("\"fused\"", "\"separate\"")), HasSubstr("separate"));
   EXPECT_THAT(refusal(with("fedcba9876543210", "")), HasSubstr("eight words"));
   EXPECT_THAT(message_of(ErrorCode::kNotFound, [] { read_gemm_table("/nowhere/t.json"); }),
@@ -140,6 +147,18 @@ class CalibratedGemms : public testing::Test {
             .accumulate = accumulate,
             .bias_gradient = tensor(DType::kFloat32, 4.0F, {kSize}),
             .accumulate_bias_gradient = accumulate};
+  }
+
+  GemmArgs of_codes() {
+    amax_.assign(2, 0x3f800000);  // of 1.0
+    GemmArgs args{.a = tensor(DType::kUInt8, 1.0F),
+                  .b = tensor(DType::kUInt8, 2.0F),
+                  .c = tensor(DType::kBFloat16, 3.0F),
+                  .transpose_b = true,
+                  .a_fp8 = {.format = Fp8Format::kE5M2}};
+    args.a_fp8.amax = TensorView(amax_.data(), DType::kInt32, Shape{1});
+    args.b_fp8.amax = TensorView(amax_.data() + 1, DType::kInt32, Shape{1});
+    return args;
   }
 
   /// One algorithm of each kind takes an hour, and all others take ten.
@@ -189,6 +208,7 @@ class CalibratedGemms : public testing::Test {
   const std::unique_ptr<CudaDevice> device_ = make_cuda_device();
   Memory memory_{*device_};
   std::vector<Tensor> tensors_;
+  std::vector<std::int32_t> amax_;
   double seconds_ = 0;  ///< of the last GEMM that ran
 };
 
@@ -201,6 +221,20 @@ TEST_F(CalibratedGemms, TakeTheFastestOfEightAlgorithms) {
   EXPECT_EQ(number_of(row.algorithm), 6);
   EXPECT_LT(row.seconds, row.runner_up_seconds);
   EXPECT_LT(row.seconds, row.heuristic_seconds) << "which names number 0 first";
+}
+
+TEST_F(CalibratedGemms, OfCodesHaveRowsWithTheirFormats) {
+  make_fast(3, -1);
+  GemmArgs fast = of_codes();
+  fast.fast_accumulation = true;
+  const GemmTable table = calibrate({of_codes(), fast, of_codes()});
+  ASSERT_EQ(table.choices.size(), 2U);
+  for (const auto& [problem, row] : table.choices) {
+    EXPECT_EQ(problem.dtype, DType::kUInt8);
+    EXPECT_EQ(problem.a_format, Fp8Format::kE5M2);
+    EXPECT_EQ(problem.b_format, Fp8Format::kE4M3);
+    EXPECT_EQ(number_of(row.algorithm), 3);
+  }
 }
 
 TEST_F(CalibratedGemms, AreFusedWhereThatIsFaster) {

@@ -8,10 +8,13 @@
 
 #include "fake_cublaslt.h"
 #include "tessera/core/dtype.h"
+#include "tessera/kernels/fp8.h"
 
 // The arithmetic: algorithm 0 adds terms in double and rounds the sum to float, the others round
 // after each term and begin elsewhere; the epilogue is in float. Where cuBLASLt 13.1 was seen to
-// round the sum to D's type first, on an H200, it is rounded here, too.
+// round the sum to D's type first, on an H200, it is rounded here, too. Codes of fp8 are decoded;
+// with fast accumulation, which Hopper's tensor cores do in 14 bits, sums lose the bits below those
+// after every 32 terms.
 
 namespace fake_cublaslt {
 namespace {
@@ -24,6 +27,11 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 float load(const void* data, cudaDataType_t type, std::int64_t i) {
   if (type == CUDA_R_16BF) return static_cast<float>(static_cast<const bfloat16*>(data)[i]);
   if (type == CUDA_R_16F) return static_cast<float>(static_cast<const float16*>(data)[i]);
+  if (is_fp8(type)) {
+    const auto format =
+        type == CUDA_R_8F_E4M3 ? tessera::Fp8Format::kE4M3 : tessera::Fp8Format::kE5M2;
+    return tessera::fp8_value(static_cast<const std::uint8_t*>(data)[i], format);
+  }
   return static_cast<const float*>(data)[i];
 }
 
@@ -46,8 +54,8 @@ float round_to(cudaDataType_t type, float value) {
 /// Whether the kernels for Hopper take it, which load and store by TMA.
 bool fits_tma(const Product& p) {
   const auto fits = [](const void* address, const FakeMatrixLayout& layout) {
-    const std::int64_t size = layout.type == CUDA_R_32F ? 4 : 2;
-    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0 && layout.ld * size % 16 == 0;
+    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0 &&
+           layout.ld * size_of(layout.type) % 16 == 0;
   };
   return fits(p.a, p.a_layout) && fits(p.b, p.b_layout) && fits(p.c, p.c_layout) &&
          fits(p.d, p.d_layout);
@@ -116,6 +124,13 @@ void add_column(const float* column, double factor, bool rounds, std::vector<dou
   for (std::size_t i = 0; i < m; ++i) sums[i] = static_cast<double>(static_cast<float>(sums[i]));
 }
 
+/// The sum in 14 bits: 13 behind the leading one, truncated.
+double shortened(double sum) {
+  int exponent = 0;
+  const double fraction = std::frexp(sum, &exponent);
+  return std::ldexp(std::trunc(std::ldexp(fraction, 14)), exponent - 14);
+}
+
 }  // namespace
 
 void compute(const Product& p) {
@@ -134,6 +149,9 @@ void compute(const Product& p) {
       p.any_order ? calls.fetch_add(1) * 7 % k : k * p.algorithm / kAlgorithms;
   const bool rounds = p.any_order || p.algorithm != 0;  // in-place split-K rounds to C's type
   const cudaDataType_t product_type = rounds_product(p) ? p.d_layout.type : CUDA_R_32F;
+  double scale = static_cast<double>(p.alpha);
+  if (p.desc.a_scale != nullptr) scale *= static_cast<double>(*p.desc.a_scale);
+  if (p.desc.b_scale != nullptr) scale *= static_cast<double>(*p.desc.b_scale);
   std::vector<double> sums(at(m));
   for (std::int64_t j = 0; j < n; ++j) {
     std::fill(sums.begin(), sums.end(), 0.0);
@@ -143,10 +161,12 @@ void compute(const Product& p) {
       const auto factor = static_cast<double>(b[at(l + j * k)]);
       gradient += factor;
       add_column(a.data() + l * m, factor, rounds, sums);
+      if (p.desc.fast_accumulation != 0 && term % 32 == 31) {
+        for (double& sum : sums) sum = shortened(sum);
+      }
     }
     for (std::int64_t i = 0; i < m; ++i) {
-      float value =
-          round_to(product_type, static_cast<float>(static_cast<double>(p.alpha) * sums[at(i)]));
+      float value = round_to(product_type, static_cast<float>(scale * sums[at(i)]));
       if (p.beta != 0.0F) value += p.beta * load(p.c, p.c_layout.type, i + j * p.c_layout.ld);
       store(p.d, p.d_layout.type, i + j * p.d_layout.ld, finish(p, value, i, j));
     }

@@ -20,6 +20,10 @@ struct FakeMatmulDesc {
   void* bias = nullptr;  ///< of D's type; a gradient is written to it
   void* aux = nullptr;   ///< of D's type; D's rows and columns
   std::int64_t aux_ld = 0;
+  // (1) fp32: by which the numbers of an operand in fp8 are multiplied.
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
+  std::int8_t fast_accumulation = 0;
   auto operator<=>(const FakeMatmulDesc&) const = default;
 };
 
@@ -42,6 +46,12 @@ struct Product {
   bool any_order = false;  ///< adds in another order each time, as in-place split-K may
   auto operator<=>(const Product&) const = default;
 };
+
+inline bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+inline std::int64_t size_of(cudaDataType_t type) {
+  if (is_fp8(type)) return 1;
+  return type == CUDA_R_32F ? 4 : 2;
+}
 
 inline bool has(cublasLtEpilogue_t epilogue, cublasLtEpilogue_t part) {
   return (static_cast<unsigned>(epilogue) & static_cast<unsigned>(part)) ==

@@ -18,7 +18,9 @@ inline Views views_of(GemmArgs& a) {
           &a.residual,
           &a.gelu_input,
           &a.gelu_backward_input,
-          &a.bias_gradient};
+          &a.bias_gradient,
+          &a.a_fp8.amax,
+          &a.b_fp8.amax};
 }
 inline Views views_of(BiasGradientArgs& a) { return {&a.dy, &a.db}; }
 inline Views views_of(LayerNormForwardArgs& a) {
@@ -92,7 +94,8 @@ inline Views views_of(FillArgs& a) { return {&a.dst, &a.factor}; }
 inline Views views_of(FillNormalArgs& a) { return {&a.dst}; }
 inline Views views_of(AmaxArgs& a) { return {&a.x, &a.amax}; }
 inline Views views_of(MaxWordsArgs& a) { return {&a.rows, &a.words}; }
-inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes}; }
+inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes, &a.transposed}; }
+inline Views views_of(Fp8TransposeArgs& a) { return {&a.codes, &a.transposed}; }
 inline Views views_of(Fp8DecodeArgs& a) { return {&a.codes, &a.amax, &a.y}; }
 
 }  // namespace tessera

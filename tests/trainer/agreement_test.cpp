@@ -143,6 +143,7 @@ const std::map<std::string, std::string> kOthers{
     {"fp8_bf16_blocks", "1,0"},
     {"gather_format", "bf16"},
     {"fp8_scale_units", "2"},
+    {"fp8_fast_accumulation", "true"},
     {"seed", "5"},
     {"loss_scale", "1024"},
     {"loss_scale_dialect", "megatron"},

@@ -8,14 +8,15 @@
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
+#include <vector>
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/parallel.h"
 #include "fp8_arguments.h"
 
-// amax, max_words, fp8_encode, fp8_decode: one pass, each element by itself, with the bits of
-// fp8.h. Traffic: amax reads a tensor; encode reads it and writes a byte per element; decode is the
-// reverse.
+// amax, max_words, fp8_encode, fp8_decode, fp8_transpose: one pass, each element by itself, with
+// the bits of fp8.h. Traffic: amax reads a tensor; encode reads it and writes a byte per element;
+// decode is the reverse; transpose reads and writes a byte per element.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -162,6 +163,25 @@ HWY_EXPORT(decode_range);
 
 constexpr std::int64_t kFp8Grain = 16384;  // elements: some microseconds
 
+constexpr std::int64_t kFp8Tile = 64;  // rows and columns that a cache holds both ways
+
+/// to (columns, rows) = from (rows, columns).
+void transpose_codes(const std::uint8_t* from, std::uint8_t* to, std::int64_t rows,
+                     std::int64_t columns) {
+  const std::int64_t tiles = (rows + kFp8Tile - 1) / kFp8Tile;
+  parallel_for(tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t last = std::min(rows, end * kFp8Tile);
+    for (std::int64_t top = begin * kFp8Tile; top < last; top += kFp8Tile) {
+      const std::int64_t bottom = std::min(last, top + kFp8Tile);
+      for (std::int64_t column = 0; column < columns; ++column) {
+        for (std::int64_t row = top; row < bottom; ++row) {
+          to[column * rows + row] = from[row * columns + column];
+        }
+      }
+    }
+  });
+}
+
 std::uint32_t word_of(const TensorView& amax) {
   return static_cast<std::uint32_t>(*amax.as<std::int32_t>());
 }
@@ -197,9 +217,24 @@ void max_words(const MaxWordsArgs& args, Stream&) {
 void fp8_encode(const Fp8EncodeArgs& args, Stream&) {
   check_arguments(args);
   const float scale = fp8_scale(word_of(args.amax), args.format, args.scales);
+  Fp8EncodeArgs in_rows = args;
+  std::vector<std::byte> apart;
+  if (!args.codes) {
+    apart.resize(static_cast<std::size_t>(args.x.numel()));
+    in_rows.codes = TensorView(apart.data(), DType::kUInt8, args.x.shape);
+  }
   parallel_for(args.x.numel(), kFp8Grain, [&](std::int64_t begin, std::int64_t end) {
-    HWY_DYNAMIC_DISPATCH(encode_range)(args, scale, begin, end);
+    HWY_DYNAMIC_DISPATCH(encode_range)(in_rows, scale, begin, end);
   });
+  if (!args.transposed) return;
+  transpose_codes(in_rows.codes.as<std::uint8_t>(), args.transposed.as<std::uint8_t>(),
+                  args.x.shape[0], args.x.shape[1]);
+}
+
+void fp8_transpose(const Fp8TransposeArgs& args, Stream&) {
+  check_arguments(args);
+  transpose_codes(args.codes.as<std::uint8_t>(), args.transposed.as<std::uint8_t>(),
+                  args.codes.shape[0], args.codes.shape[1]);
 }
 
 void fp8_decode(const Fp8DecodeArgs& args, Stream&) {

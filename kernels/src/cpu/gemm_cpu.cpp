@@ -13,6 +13,7 @@
 
 #include "cpu/cpu_kernels.h"
 #include "cpu/float_types.h"
+#include "cpu/gemm_fp8_cpu.h"
 #include "cpu/gemm_tiles.h"
 #include "cpu/parallel.h"
 #include "gemm_arguments.h"
@@ -304,6 +305,7 @@ void multiply(const Product& p) {
 
 void gemm(const GemmArgs& args, Stream& stream) {
   const GemmSizes sizes = check_gemm(args);
+  if (is_fp8(args)) return gemm_fp8(args, sizes, stream);
   const TensorView& product = args.gelu_input ? args.gelu_input : args.c;
   multiply({.m = sizes.m,
             .n = sizes.n,

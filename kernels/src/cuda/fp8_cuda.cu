@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/elementwise_cuda.h"
+#include "cuda/fp8_transpose_cuda.h"
 #include "fp8_arguments.h"
 
 // amax, max_words, fp8_encode, fp8_decode, with the CPU's bits (a NaN that is rounded is CUDA's).
@@ -139,6 +140,8 @@ void max_words(const MaxWordsArgs& args, Stream& stream) {
 
 void fp8_encode(const Fp8EncodeArgs& args, Stream& stream) {
   check_arguments(args);
+  if (args.x.numel() == 0) return;
+  if (args.transposed) return fp8_encode_transposed(args, stream);
   with_element_type("fp8_encode", args.x.dtype, [&]<typename T>(ElementType<T>) {
     constexpr int kSize = kGroupOf<T>;
     const Encode<T> op{device_data<T>(args.x), device_data<std::uint32_t>(args.amax),

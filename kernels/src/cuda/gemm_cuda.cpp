@@ -4,6 +4,7 @@
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_stream.h"
+#include "cuda/gemm_fp8_cuda.h"
 #include "cuda/gemm_plain_cuda.h"
 #include "cuda/gemm_plan_cuda.h"
 #include "gemm_arguments.h"
@@ -68,7 +69,10 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .c_alignment = alignment_of(args.c.data),
                       .residual_alignment = alignment_of(args.residual.data),
                       .vector_alignment = alignment_of(vector.data),
-                      .aux_alignment = alignment_of(aux.data)},
+                      .aux_alignment = alignment_of(aux.data),
+                      .a_format = args.a_fp8.format,
+                      .b_format = args.b_fp8.format,
+                      .fast_accumulation = is_fp8(args) && args.fast_accumulation},
           .pointers = {.a = args.a.data,
                        .b = args.b.data,
                        .c = args.c.data,
@@ -94,6 +98,7 @@ bool is_aligned(const Call& call) {
 /// and fp16 is left to our own kernels: how exact cuBLASLt's is, nothing says, and only bf16's few
 /// bits hide it.
 bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& plans) {
+  if (is_fp8(args) && !is_aligned(make_call(args, sizes))) return false;
   const bool bias_gradient = static_cast<bool>(args.bias_gradient);
   const bool backward = static_cast<bool>(args.gelu_backward_input);
   if (bias_gradient && (args.bias || args.gelu || backward)) return false;  // one at a time
@@ -135,10 +140,16 @@ class Gemm {
   Gemm(const GemmArgs& args, const GemmSizes& sizes, Mode mode, CudaStream& stream)
       : sizes_(sizes), mode_(mode), plans_(GemmPlans::of(stream)), stream_(stream) {
     const std::size_t bytes = plans_.workspace_bytes();
-    const std::size_t vector_bytes =
-        args.accumulate_bias_gradient ? static_cast<std::size_t>(sizes.m) * sizeof(float) : 0;
-    workspace_ = static_cast<std::byte*>(stream.scratch(bytes + vector_bytes));
+    std::size_t vector_numel = is_fp8(args) ? 2 * kFactorStride : 0;
+    if (args.accumulate_bias_gradient) vector_numel = static_cast<std::size_t>(sizes.m);
+    workspace_ = static_cast<std::byte*>(stream.scratch(bytes + vector_numel * sizeof(float)));
     vector_ = workspace_ + bytes;
+  }
+
+  /// Writes the factors of operands in fp8, once before all else.
+  void prepare_factors(const GemmArgs& args) {
+    factors_ = static_cast<float*>(static_cast<void*>(vector_));
+    launch([&] { fp8_factors(args, factors_, stream_); });
   }
 
   void run(const GemmArgs& args) {
@@ -150,7 +161,7 @@ class Gemm {
     } else if (args.gelu || args.gelu_backward_input) {
       with_gelu_after(args);
     } else if (!with_bias_before(args)) {
-      launch([&] { gemm_plain(args, sizes_, stream_); });
+      launch([&] { plain(args, sizes_); });
     }
   }
 
@@ -160,10 +171,24 @@ class Gemm {
     if (mode_ == Mode::kRun) kernel();
   }
 
+  void plain(const GemmArgs& args, const GemmSizes& sizes) {
+    if (is_fp8(args)) return gemm_plain_fp8(args, sizes, factors_, stream_);
+    gemm_plain(args, sizes, stream_);
+  }
+
+  Call call_of(const GemmArgs& args) const {
+    Call call = make_call(args, sizes_);
+    if (is_fp8(args)) {
+      call.pointers.a_factor = factors_;
+      call.pointers.b_factor = factors_ + kFactorStride;
+    }
+    return call;
+  }
+
   /// All of it in one call; false if cuBLASLt cannot.
   bool fused(const GemmArgs& args) {
     if (sizes_.k == 0 || !may_fuse(args, sizes_, plans_)) return false;
-    const Call call = make_call(args, sizes_);
+    const Call call = call_of(args);
     if (!plans_.supports(call.problem)) return false;
     launch([&] { plans_.run(call.problem, call.pointers, workspace_, stream_); });
     return true;
@@ -206,12 +231,13 @@ class Gemm {
     GemmArgs product = args;
     product.bias = {};
     product.accumulate = true;
-    const Call call = make_call(product, sizes_);
+    if (is_fp8(args) && !is_aligned(make_call(product, sizes_))) return false;
+    const Call call = call_of(product);
     if (!plans_.supports(call.problem)) return false;
     launch([&] {
       GemmSizes none = sizes_;
       none.k = 0;
-      gemm_plain(args, none, stream_);
+      plain(args, none);
       plans_.run(call.problem, call.pointers, workspace_, stream_);
     });
     return true;
@@ -222,7 +248,8 @@ class Gemm {
   GemmPlans& plans_;
   CudaStream& stream_;
   std::byte* workspace_ = nullptr;
-  void* vector_ = nullptr;  ///< (m) fp32 behind it, if a bias gradient is added to
+  void* vector_ = nullptr;    ///< (m) fp32 behind it, if a bias gradient is added to
+  float* factors_ = nullptr;  ///< there instead, of operands in fp8
 };
 
 void gemm(const GemmArgs& args, Mode mode, Stream& stream) {
@@ -233,7 +260,9 @@ void gemm(const GemmArgs& args, Mode mode, Stream& stream) {
     if (args.bias_gradient && mode == Mode::kRun) run_bias_gradient(args, cuda);
     return;
   }
-  Gemm(args, sizes, mode, cuda).run(args);
+  Gemm product(args, sizes, mode, cuda);
+  if (is_fp8(args)) product.prepare_factors(args);
+  product.run(args);
 }
 
 }  // namespace

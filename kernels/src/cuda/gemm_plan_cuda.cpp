@@ -57,8 +57,10 @@ void check(cublasStatus_t status, const char* function, const GemmProblem& probl
        " for ", describe(problem));
 }
 
-cudaDataType_t data_type(DType dtype) {
+cudaDataType_t data_type(DType dtype, Fp8Format format) {
   switch (dtype) {
+    case DType::kUInt8:
+      return format == Fp8Format::kE4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
     case DType::kBFloat16:
       return CUDA_R_16BF;
     case DType::kFloat16:
@@ -112,8 +114,11 @@ void* address_aligned_to(std::uint32_t bytes) {
 
 /// For looking for an algorithm; see [Note: the same algorithm in every run].
 GemmPointers pointers_as_aligned(const GemmProblem& p) {
+  const std::uint32_t factors = p.dtype == DType::kUInt8 ? kGemmAlignment : 0;
   return {.vector = address_aligned_to(p.vector_alignment),
-          .aux = address_aligned_to(p.aux_alignment)};
+          .aux = address_aligned_to(p.aux_alignment),
+          .a_factor = static_cast<const float*>(address_aligned_to(factors)),
+          .b_factor = static_cast<const float*>(address_aligned_to(factors))};
 }
 
 /// cuBLASLt's matrices are column-major: a row-major matrix is its own transpose to it. So it
@@ -138,14 +143,19 @@ Description make_description(const GemmProblem& p, const GemmPointers& pointers)
   if (pointers.aux != nullptr) {
     set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pointers.aux, p);
   }
+  if (pointers.a_factor != nullptr) {
+    set(description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, pointers.b_factor, p);
+    set(description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, pointers.a_factor, p);
+    set(description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{p.fast_accumulation}, p);
+  }
   return description;
 }
 
 /// A matrix of `rows` rows as stored by us.
-Layout make_layout(DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t stride,
-                   const GemmProblem& p) {
+Layout make_layout(cudaDataType_t type, std::int64_t rows, std::int64_t columns,
+                   std::int64_t stride, const GemmProblem& p) {
   cublasLtMatrixLayout_t created = nullptr;
-  check(cublasLtMatrixLayoutCreate(&created, data_type(dtype), static_cast<std::uint64_t>(columns),
+  check(cublasLtMatrixLayoutCreate(&created, type, static_cast<std::uint64_t>(columns),
                                    static_cast<std::uint64_t>(rows), stride),
         "cublasLtMatrixLayoutCreate", p);
   return Layout(created);
@@ -173,12 +183,12 @@ struct Layouts {
   Layout added;  ///< cuBLASLt's C, where c is its D
 
   explicit Layouts(const GemmProblem& p)
-      : a(make_layout(p.dtype, p.transpose_a ? p.k : p.m, p.transpose_a ? p.m : p.k, p.a_stride,
-                      p)),
-        b(make_layout(p.dtype, p.transpose_b ? p.n : p.k, p.transpose_b ? p.k : p.n, p.b_stride,
-                      p)),
-        c(make_layout(p.c_dtype, p.m, p.n, p.c_stride, p)),
-        added(make_layout(p.c_dtype, p.m, p.n,
+      : a(make_layout(data_type(p.dtype, p.a_format), p.transpose_a ? p.k : p.m,
+                      p.transpose_a ? p.m : p.k, p.a_stride, p)),
+        b(make_layout(data_type(p.dtype, p.b_format), p.transpose_b ? p.n : p.k,
+                      p.transpose_b ? p.k : p.n, p.b_stride, p)),
+        c(make_layout(data_type(p.c_dtype, Fp8Format::kE4M3), p.m, p.n, p.c_stride, p)),
+        added(make_layout(data_type(p.c_dtype, Fp8Format::kE4M3), p.m, p.n,
                           p.residual_stride > 0 ? p.residual_stride : p.c_stride, p)) {}
 };
 
@@ -193,9 +203,10 @@ std::vector<cublasLtMatmulAlgo_t> find_algorithms(cublasLtHandle_t handle, const
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, description.get(), layouts.b.get(), layouts.a.get(), layouts.added.get(),
       layouts.c.get(), preference.get(), most, found.data(), &count);
-  // It refuses what it cannot fuse in either of these ways.
+  // It refuses what it cannot fuse, and fp8 on older GPUs, in either of these ways.
+  const bool may_be_refused = p.epilogue != GemmEpilogue::kNone || p.dtype == DType::kUInt8;
   const bool refused = status == CUBLAS_STATUS_NOT_SUPPORTED ||
-                       (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != GemmEpilogue::kNone);
+                       (status == CUBLAS_STATUS_INVALID_VALUE && may_be_refused);
   if (refused) return {};
   check(status, "cublasLtMatmulAlgoGetHeuristic", p);
   std::vector<cublasLtMatmulAlgo_t> algorithms;

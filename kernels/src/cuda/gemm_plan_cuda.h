@@ -22,6 +22,9 @@ struct GemmPointers {
   // The epilogue's own.
   void* vector = nullptr;  ///< a bias, or where a bias gradient goes
   void* aux = nullptr;
+  // On the device, (1) each: by which the numbers of A and B are multiplied, if they are codes.
+  const float* a_factor = nullptr;
+  const float* b_factor = nullptr;
 };
 
 /// The plans of a GPU, made on first use, for all streams and ranks of the process that run on it.

@@ -13,29 +13,64 @@
 // scales they do not: then products are of fp32 and rounded to bf16 once. Backward keeps the codes
 // of x, a byte for an element. Where ranks have gathered the weight's codes, these are decoded;
 // else the weight is encoded in each pass, which gives the same codes.
+//
+// [Note: products of codes] On a GPU the codes themselves are multiplied, along the rows of both
+// matrices: dx = dy8 (W8^T)^T and dW = dy8^T (x8^T)^T read transposed codes, which are written
+// where a tensor is encoded, or made of gathered codes. Backward then keeps x8^T in the place of
+// x8. Sides of the weight must be multiples of 16, and for dW the rows of x as well; other products
+// are of decoded operands. The choice depends on shapes alone, so that it is the same for each
+// strategy.
 
 namespace tessera::ops {
 namespace {
 
 constexpr const char* kFp8Op = "linear in fp8";
 
-/// A tensor's codes, and the word of its largest magnitude.
+/// A tensor's codes, as it lies or transposed or both, and the word of its largest magnitude.
 struct Fp8Codes {
-  Tensor codes, amax;
+  Tensor codes{}, transposed{}, amax{};
   Fp8Format format = Fp8Format::kE4M3;
 };
 
-Fp8Codes encode(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales) {
-  Fp8Codes result{.codes = tape.activation(x.shape, DType::kUInt8, "fp8 codes"),
-                  .amax = tape.activation(Shape{1}, DType::kInt32, "largest magnitude"),
-                  .format = format};
+/// The codes that are wanted of a matrix.
+struct WantedCodes {
+  bool in_rows = true, transposed = false;
+};
+
+Fp8Codes encode(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales,
+                WantedCodes wanted = {}) {
+  Fp8Codes result{.format = format};
+  if (wanted.in_rows) result.codes = tape.activation(x.shape, DType::kUInt8, "fp8 codes");
+  if (wanted.transposed) {
+    result.transposed =
+        tape.activation({x.shape[1], x.shape[0]}, DType::kUInt8, "transposed fp8 codes");
+  }
+  result.amax = tape.activation(Shape{1}, DType::kInt32, "largest magnitude");
   tape.kernels().amax({.x = x, .amax = result.amax}, tape.stream());
-  tape.kernels().fp8_encode(
-      {.x = x, .amax = result.amax, .codes = result.codes, .format = format, .scales = scales},
-      tape.stream());
+  tape.kernels().fp8_encode({.x = x,
+                             .amax = result.amax,
+                             .codes = result.codes,
+                             .transposed = result.transposed,
+                             .format = format,
+                             .scales = scales},
+                            tape.stream());
   const Cost once = elementwise_cost(x, 4, 2);
-  tape.charge({.flops = once.flops, .bytes = once.bytes + static_cast<double>(x.numel())});
+  const double copies = wanted.in_rows && wanted.transposed ? 2.0 : 1.0;
+  tape.charge({.flops = once.flops, .bytes = once.bytes + copies * static_cast<double>(x.numel())});
   return result;
+}
+
+constexpr std::int64_t kCodesMultiple = 16;  // elements; see [Note: products of codes]
+
+/// Whether products of this weight's codes run on tensor cores.
+bool multiplies_codes(const Tape& tape, const Parameter& weight) {
+  const TapeOptions& options = tape.options();
+  const Shape& sides = weight.value.shape;
+  return options.device == DeviceKind::kCuda && options.cuda_kernels.fp8_gemms &&
+         sides[0] % kCodesMultiple == 0 && sides[1] % kCodesMultiple == 0;
+}
+bool multiplies_gradient_codes(const Tape& tape, const Parameter& weight, std::int64_t rows) {
+  return multiplies_codes(tape, weight) && rows % kCodesMultiple == 0;
 }
 
 /// The numbers that codes stand for, as the GEMM takes them.
@@ -70,6 +105,48 @@ Tensor rounded_weight(Tape& tape, const Parameter& weight) {
 void charge_product(Tape& tape, const GemmArgs& args) {
   const std::int64_t k = args.a.shape[args.transpose_a ? 0 : 1];
   tape.charge(gemm_cost(args.c.shape[0], args.c.shape[1], k, args.a.dtype, args.c.dtype));
+}
+
+/// One side of a product of codes, which are multiplied along rows.
+struct CodesSide {
+  TensorView codes;
+  Fp8Operand operand;
+};
+
+CodesSide side_of(const Fp8Codes& of, const Tensor& codes, Fp8Scales scales) {
+  return {as_matrix(codes), {.amax = of.amax, .format = of.format, .scales = scales}};
+}
+
+/// C = A B^T of codes, with what `more` adds.
+void multiply_codes(Tape& tape, const CodesSide& a, const CodesSide& b, GemmArgs more) {
+  more.a = a.codes;
+  more.a_fp8 = a.operand;
+  more.b = b.codes;
+  more.b_fp8 = b.operand;
+  more.transpose_b = true;
+  tape.kernels().gemm(more, tape.stream());
+  charge_product(tape, more);
+  if (more.residual) tape.charge(elementwise_cost(more.c, 1, 1));
+}
+
+/// The matrix for a product of codes, of gathered codes if they are there; `made` holds what is
+/// made here.
+CodesSide weight_side(Tape& tape, const Parameter& weight, bool transposed, Fp8Codes& made) {
+  const Fp8Scales scales = weight.fp8.scales;
+  if (!weight.codes) {
+    made = encode(tape, weight.value, Fp8Format::kE4M3, scales,
+                  {.in_rows = !transposed, .transposed = transposed});
+    return side_of(made, transposed ? made.transposed : made.codes, scales);
+  }
+  CodesSide side{weight.codes, {.amax = weight.amax, .scales = scales}};
+  if (!transposed) return side;
+  const Shape& sides = weight.codes.shape;
+  made.transposed = tape.activation({sides[1], sides[0]}, DType::kUInt8, "transposed fp8 codes");
+  tape.kernels().fp8_transpose({.codes = weight.codes, .transposed = made.transposed},
+                               tape.stream());
+  tape.charge(elementwise_cost(made.transposed, 0, 2));
+  side.codes = made.transposed;
+  return side;
 }
 
 /// The GEMM of decoded operands. Where they are fp32 and C is not, the product is rounded to C
@@ -110,7 +187,7 @@ struct SavedInput {
 
 /// The gradient of the output as the weight gradient's product takes it.
 struct OutputOperand {
-  Fp8Codes codes;  ///< to be decoded, where the product waits
+  Fp8Codes codes;  ///< transposed, or to be decoded, where the product waits
   Tensor ready;    ///< else
 
   Tensor get(Tape& tape, Fp8Scales scales) const {
@@ -132,6 +209,12 @@ void write_weight_gradient(Tape& tape, const OutputOperand& dy, const SavedInput
   if (!weight.gradient) return;
   check_gradient(kFp8Op, "weight", weight);
   const Fp8Scales scales = weight.fp8.scales;
+  if (dy.codes.transposed) {
+    const GradientTarget dw = gradient_target(weight);
+    return multiply_codes(tape, side_of(dy.codes, dy.codes.transposed, scales),
+                          side_of(x.codes, x.codes.transposed, scales),
+                          {.c = dw.view, .accumulate = dw.accumulate});
+  }
   const Tensor left = dy.get(tape, scales);
   const Tensor right = x.codes.codes ? decode(tape, x.codes, scales) : x.whole.get();
   const GradientTarget dw = gradient_target(weight);
@@ -148,15 +231,29 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   const Fp8Products& products = weight.fp8;
   const bool keeps = tape.recording() && weight.trainable;
   const bool keeps_codes = keeps && products.weight_gradient && x.remake == nullptr;
+  const TensorView rows = as_matrix(x.tensor);
+  const bool transposes = keeps_codes && multiplies_gradient_codes(tape, weight, rows.shape[0]);
   SavedInput saved;
   if (keeps && !keeps_codes) saved.whole = Saved(x);
   Fp8Codes codes;
   if (products.forward || keeps_codes) {
-    codes = encode(tape, x.tensor, Fp8Format::kE4M3, products.scales);
+    codes = encode(tape, rows, Fp8Format::kE4M3, products.scales,
+                   {.in_rows = products.forward || !transposes, .transposed = transposes});
   }
   if (keeps_codes) saved.codes = codes;
+  if (transposes) saved.codes.codes = {};
   if (!products.forward) {
-    run_linear(tape, as_matrix(x.tensor), weight, bias, y, {.residual = residual});
+    run_linear(tape, rows, weight, bias, y, {.residual = residual});
+    return saved;
+  }
+  if (multiplies_codes(tape, weight)) {
+    Fp8Codes made;
+    const CodesSide right = weight_side(tape, weight, false, made);
+    multiply_codes(tape, side_of(codes, codes.codes, products.scales), right,
+                   {.c = y,
+                    .bias = bias == nullptr ? TensorView() : bias->value,
+                    .residual = residual,
+                    .fast_accumulation = tape.options().cuda_kernels.fp8_fast_accumulation});
     return saved;
   }
   const Tensor left = decode(tape, codes, products.scales);
@@ -171,28 +268,55 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   return saved;
 }
 
-/// The gradients of parameters, now or in Tape::backward_weights(). Gives the decoded gradient of
-/// the output, if it is at hand.
-Tensor write_fp8_gradients(Tape& tape, const Tensor& dy, SavedInput saved, Parameter& weight,
-                           Parameter* bias) {
+/// The gradient of the output as the product of the input's gradient may take it: decoded or as
+/// codes, if it is at hand.
+struct AtHand {
+  Tensor decoded;
+  Fp8Codes codes;
+};
+
+/// Codes for the weight gradient: of the output's gradient, and of the input where they were not
+/// kept. `also_rows`: the first are wanted in rows in any case.
+OutputOperand encode_for_gradient(Tape& tape, const Tensor& dy, bool also_rows, SavedInput& saved,
+                                  const Parameter& weight) {
+  const Fp8Products& products = weight.fp8;
+  const TensorView rows = as_matrix(dy);
+  const bool transposed = multiplies_gradient_codes(tape, weight, rows.shape[0]);
+  OutputOperand operand;
+  operand.codes = encode(tape, rows, products.gradient_format, products.scales,
+                         {.in_rows = !transposed || also_rows, .transposed = transposed});
+  if (!saved.codes.amax) {
+    const Tensor x = std::exchange(saved.whole, {}).get();
+    saved.codes = encode(tape, as_matrix(x), Fp8Format::kE4M3, products.scales,
+                         {.in_rows = !transposed, .transposed = transposed});
+  }
+  return operand;
+}
+
+/// The gradients of parameters, now or in Tape::backward_weights().
+AtHand write_fp8_gradients(Tape& tape, const Tensor& dy, bool wants_input, SavedInput saved,
+                           Parameter& weight, Parameter* bias) {
   const Fp8Products& products = weight.fp8;
   const bool writes_bias = bias != nullptr && bias->trainable;
   OutputOperand operand;
+  AtHand at_hand;
   if (weight.trainable && !products.weight_gradient) operand.ready = dy;
   if (weight.trainable && products.weight_gradient) {
-    operand.codes = encode(tape, dy, products.gradient_format, products.scales);
-    if (!saved.codes.codes) {
-      const Tensor x = std::exchange(saved.whole, {}).get();
-      saved.codes = encode(tape, x, Fp8Format::kE4M3, products.scales);
-    }
-    if (!tape.is_split()) {
+    const bool takes_codes =
+        wants_input && products.input_gradient && multiplies_codes(tape, weight);
+    operand = encode_for_gradient(tape, dy, takes_codes, saved, weight);
+    if (takes_codes) at_hand.codes = operand.codes;
+    at_hand.codes.transposed = {};
+    if (operand.codes.transposed) {
+      operand.codes.codes = {};
+    } else if (!tape.is_split()) {
       operand.ready = decode(tape, operand.codes, products.scales);
       operand.codes = {};
     }
   } else if (tape.is_split() && weight.trainable) {
     saved.whole = saved.whole.computed();
   }
-  Tensor decoded = products.weight_gradient ? operand.ready : Tensor();
+  if (products.weight_gradient) at_hand.decoded = operand.ready;
   if (weight.trainable || writes_bias) {
     tape.write_gradients({&weight, bias},
                          [dy = writes_bias ? dy : Tensor(), operand = std::move(operand),
@@ -201,13 +325,23 @@ Tensor write_fp8_gradients(Tape& tape, const Tensor& dy, SavedInput saved, Param
                            if (weight.trainable) write_weight_gradient(t, operand, saved, weight);
                          });
   }
-  return decoded;
+  return at_hand;
 }
 
-void run_fp8_input_gradient(Tape& tape, const Tensor& dy, Tensor decoded, const Parameter& weight,
+void run_fp8_input_gradient(Tape& tape, const Tensor& dy, AtHand at_hand, const Parameter& weight,
                             const TensorView& dx) {
   const Fp8Products& products = weight.fp8;
   if (!products.input_gradient) return run_input_gradient(tape, as_matrix(dy), weight, dx);
+  if (multiplies_codes(tape, weight)) {
+    Fp8Codes& codes = at_hand.codes;
+    if (!codes.codes) {
+      codes = encode(tape, as_matrix(dy), products.gradient_format, products.scales);
+    }
+    Fp8Codes made;
+    const CodesSide right = weight_side(tape, weight, true, made);
+    return multiply_codes(tape, side_of(codes, codes.codes, products.scales), right, {.c = dx});
+  }
+  Tensor decoded = std::move(at_hand.decoded);
   if (!decoded) decoded = rounded(tape, dy, products.gradient_format, products.scales);
   const Tensor right = rounded_weight(tape, weight);
   multiply_decoded(tape, {.a = as_matrix(decoded), .b = right, .c = dx});
@@ -228,10 +362,10 @@ Value fp8_linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
                    x_shape = x.shape(), kept = std::move(kept), &weight,
                    bias](Tape& t, Tensor dy) mutable {
     t.add_gradient(residual_id, dy);
-    Tensor decoded = write_fp8_gradients(t, dy, std::exchange(kept, {}), weight, bias);
+    AtHand at_hand = write_fp8_gradients(t, dy, x_id >= 0, std::exchange(kept, {}), weight, bias);
     if (x_id < 0) return;
     Tensor dx = t.activation(x_shape, dy.dtype(), "linear input gradient");
-    run_fp8_input_gradient(t, dy, std::move(decoded), weight, as_matrix(dx));
+    run_fp8_input_gradient(t, dy, std::move(at_hand), weight, as_matrix(dx));
     t.add_gradient(x_id, std::move(dx));
   };
   return tape.split_output(std::move(y), std::move(backward));

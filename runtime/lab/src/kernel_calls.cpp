@@ -37,7 +37,7 @@ KernelCall gemm(const GemmArgs& a) {
   const double result = elements(m, n) * static_cast<double>(size_of(a.c.dtype));
   return {"gemm",
           {m, n, k},
-          a.a.dtype,
+          is_fp8(a) ? DType::kBFloat16 : a.a.dtype,  // whose rates are known
           2.0 * elements(m, n) * static_cast<double>(k),
           operands + result * (a.accumulate ? 2.0 : 1.0) + gemm_epilogue_bytes(a),
           a};
@@ -149,7 +149,10 @@ KernelCall mean_rows_backward(const MeanRowsBackwardArgs& a) {
 }
 KernelCall amax(const AmaxArgs& a) { return noted("amax", a.x, bytes_of({&a.x})); }
 KernelCall fp8_encode(const Fp8EncodeArgs& a) {
-  return noted("fp8_encode", a.x, bytes_of({&a.x, &a.codes}));
+  return noted("fp8_encode", a.x, bytes_of({&a.x, &a.codes, &a.transposed}));
+}
+KernelCall fp8_transpose(const Fp8TransposeArgs& a) {
+  return noted("fp8_transpose", a.codes, bytes_of({&a.codes, &a.transposed}));
 }
 KernelCall fp8_decode(const Fp8DecodeArgs& a) {
   return noted("fp8_decode", a.y, bytes_of({&a.codes, &a.y}));
@@ -164,6 +167,7 @@ std::int64_t rows_of(const std::vector<std::int64_t>& dims) {
 
 std::string rates_name(const KernelCall& call) {
   if (call.kernel != "gemm" || !call.gemm) return call.kernel;
+  if (is_fp8(*call.gemm)) return "gemm nt, fp8";
   return concat("gemm ", call.gemm->transpose_a ? 't' : 'n', call.gemm->transpose_b ? 't' : 'n',
                 call.gemm->bias ? ", bias" : "");
 }
@@ -261,6 +265,7 @@ KernelTable observed_kernels(KernelTable table, KernelObserver observe) {
   observe_calls(table.amax, amax);
   observe_calls(table.fp8_encode, fp8_encode);
   observe_calls(table.fp8_decode, fp8_decode);
+  observe_calls(table.fp8_transpose, fp8_transpose);
   observe_calls(table.fill, fill);
   return table;
 }

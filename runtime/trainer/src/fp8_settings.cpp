@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "setting_rows.h"
+#include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 #include "tessera/sharding/scales.h"
 
@@ -28,6 +29,8 @@ static void parse_into(std::string_view text, Fp8Bf16Blocks& blocks) {
 
 namespace {
 
+constexpr int kOldestFp8 = 89;  // compute capability, as a number of two digits
+
 using O = TrainerOptions;
 using nlohmann::json;
 
@@ -35,9 +38,7 @@ void check_products(const json& value) { parse_fp8_products(value.get<std::strin
 void check_blocks(const json& value) { parse_fp8_bf16_blocks(value.get<std::string>()); }
 
 /// A row that is absent in another precision, unless it has another value than usual.
-template <auto... members>
-Row fp8_row(const char* name, const char* help, Setting more = {}) {
-  Row row = bound<&O::fp8, members...>(name, help, std::move(more));
+Row in_fp8_only(Row row) {
   row.read = [read = row.read, usual = row.setting.fallback](const O& o) -> json {
     json value = read(o);
     if (!o.fp8.enabled && value == usual) value = nullptr;
@@ -45,6 +46,11 @@ Row fp8_row(const char* name, const char* help, Setting more = {}) {
   };
   row.setting.fallback = nullptr;
   return row;
+}
+
+template <auto... members>
+Row fp8_row(const char* name, const char* help, Setting more = {}) {
+  return in_fp8_only(bound<&O::fp8, members...>(name, help, std::move(more)));
 }
 
 }  // namespace
@@ -89,6 +95,10 @@ std::vector<Row> fp8_rows() {
               "fp8_bf16_blocks",
               "first and last blocks that stay in bf16, like 1,1 for one at each end [0,0]",
               {.check = check_blocks}),
+          in_fp8_only(bound<&O::fp8_fast_accumulation>(
+              "fp8_fast_accumulation",
+              "on a GPU, forward products keep their sums in the 14 bits of the tensor cores' "
+              "accumulators: faster, and less exact [false]")),
           fp8_row<&Fp8Options::gather_format>(
               "gather_format",
               "how matrices of products in fp8 travel to ranks that have them in shards: e4m3 (as "
@@ -164,6 +174,52 @@ std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLay
                            "`micro_batch`, or use `precision` bf16"));
   }
   return notes;
+}
+
+std::vector<std::string> fp8_gpu_notes(const TrainerOptions& options, const ModelLayout& layout,
+                                       std::int64_t rows) {
+  if (!options.fp8.enabled) return {};
+  if (options.device != DeviceChoice::kCuda) {
+    if (!options.fp8_fast_accumulation) return {};
+    return {"`fp8_fast_accumulation` has no effect on the CPU"};
+  }
+  if (!gpus_multiply_fp8()) {
+    return {
+        "operands in fp8 are decoded and multiplied in bf16: a GPU here has no tensor cores for "
+        "fp8, which come with compute capability 8.9"};
+  }
+  constexpr std::int64_t kMultiple = 16;
+  const std::vector<Fp8Products> products = fp8_products(layout, options.fp8);
+  std::int64_t matrices = 0, decoded = 0;
+  for (std::size_t l = 0; l < products.size(); ++l) {
+    for (const ParameterAddress& address : layout.layers[l].parameters) {
+      const ParameterSpec& spec = layout.tensor_of(address).spec;
+      if (!spec.fp8 || !products[l].any()) continue;
+      ++matrices;
+      const bool fits = spec.shape[0] % kMultiple == 0 && spec.shape[1] % kMultiple == 0;
+      decoded += fits ? 0 : 1;
+    }
+  }
+  std::vector<std::string> notes;
+  if (decoded > 0) {
+    notes.push_back(concat("operands of ", decoded, " of ", matrices,
+                           " matrices in fp8 are decoded and multiplied in bf16: tensor cores take "
+                           "codes of matrices whose sides are multiples of ",
+                           kMultiple));
+  }
+  if (decoded < matrices && options.fp8.products.weight_gradient && rows % kMultiple != 0) {
+    notes.push_back(
+        concat("weight gradients in fp8 are of decoded operands, multiplied in bf16: a "
+               "micro-batch has ",
+               rows, " rows of activations, which is no multiple of ", kMultiple));
+  }
+  return notes;
+}
+
+bool gpus_multiply_fp8() {
+  const std::vector<CudaGpu> gpus = cuda_status().gpus;
+  return std::ranges::all_of(
+      gpus, [](const CudaGpu& gpu) { return 10 * gpu.major + gpu.minor >= kOldestFp8; });
 }
 
 std::string gather_note(const TrainerOptions& options, const StepPlan& step) {

@@ -18,6 +18,14 @@ void check_fp8(const TrainerOptions& options);
 std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLayout& layout,
                                    std::int64_t rows);
 
+/// Notes of a run on GPUs: which products are of decoded operands there, and why.
+std::vector<std::string> fp8_gpu_notes(const TrainerOptions& options, const ModelLayout& layout,
+                                       std::int64_t rows);
+
+/// CudaKernelOptions::fp8_gemms on this machine's GPUs; true where there is none, as in a plan for
+/// GPUs elsewhere.
+bool gpus_multiply_fp8();
+
 /// How matrices in fp8 travel in a step, where they are in shards; "": nothing is to be said.
 std::string gather_note(const TrainerOptions& options, const StepPlan& step);
 

@@ -41,7 +41,8 @@ std::vector<NamedText> describe_options(const TrainerOptions& options) {
       "precision",   "reduce_dtype",    "warmup_steps",    "learning_rate_schedule",
       "decay_steps", "reduction_order", "loss_scale",      "loss_scale_dialect",
       "pipeline",    "tied_apart",      "fp8_recipe",      "fp8_format",
-      "fp8_scales",  "fp8_products",    "fp8_bf16_blocks", "gemm_table"};
+      "fp8_scales",  "fp8_products",    "fp8_bf16_blocks", "fp8_fast_accumulation",
+      "gemm_table"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
     // Checkpoints without stages or a table of GEMMs do not name them, nor those in other
@@ -49,6 +50,7 @@ std::vector<NamedText> describe_options(const TrainerOptions& options) {
     const bool is_usual = (value.name == "pipeline" && value.value == "1") ||
                           (value.name == "tied_apart" && value.value == "false") ||
                           (value.name == "gemm_table" && value.value == "none") ||
+                          (value.name == "fp8_fast_accumulation" && value.value == "false") ||
                           (value.name.starts_with("fp8_") && !options.fp8.enabled);
     if (is_usual) continue;
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);

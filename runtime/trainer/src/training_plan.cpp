@@ -258,7 +258,11 @@ ExecutorOptions executor_options(const TrainerOptions& options) {
   result.fp8 = options.fp8;
   result.device = options.device == DeviceChoice::kCuda ? DeviceKind::kCuda : DeviceKind::kCpu;
   result.cuda_kernels = {.attention = options.attention,
-                         .deterministic = options.deterministic_attention};
+                         .deterministic = options.deterministic_attention,
+                         .fp8_fast_accumulation = options.fp8_fast_accumulation};
+  if (options.fp8.enabled && result.device == DeviceKind::kCuda) {
+    result.cuda_kernels.fp8_gemms = gpus_multiply_fp8();
+  }
   result.before_action = options.before_action;
   result.trace = options.time_actions.value_or(false);
   result.graph = why_no_graph(options).empty();
@@ -348,6 +352,8 @@ TrainingPlan make_training_plan(const RunInputs& inputs, const TrainerOptions& o
   result.layout = make_layout(model, result.options);
   const Shape targets = source.target_shape(result.options.micro_batch);
   std::ranges::move(fp8_notes(result.options, result.layout, targets.numel()),
+                    std::back_inserter(result.notes));
+  std::ranges::move(fp8_gpu_notes(result.options, result.layout, targets.numel()),
                     std::back_inserter(result.notes));
   result.step = plan_step(result.layout, plan_options(result.options, inputs, result.layout));
   require_valid(result.step);

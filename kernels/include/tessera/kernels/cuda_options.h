@@ -30,6 +30,11 @@ struct CudaKernelOptions {
   /// Thread blocks of an optimizer's step that run at once, so that others find multiprocessors
   /// free; 0: as many as there is work for.
   int optimizer_blocks = 0;
+  /// Linear layers multiply codes of fp8, as tensor cores do from compute capability 8.9 on; false:
+  /// codes are decoded and multiplied in bf16.
+  bool fp8_gemms = true;
+  /// GemmArgs::fast_accumulation of forward passes in fp8.
+  bool fp8_fast_accumulation = false;
   /// How to run GEMMs; null: as cuBLASLt's heuristic says. Error{kConfig} if it was made on another
   /// GPU or version of cuBLASLt.
   std::shared_ptr<const GemmTable> gemm_table{};

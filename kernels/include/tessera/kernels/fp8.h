@@ -111,11 +111,26 @@ struct MaxWordsArgs {
   TensorView words{};  // (columns); int32
 };
 
-/// codes = x * scale in the format, the scale being that of amax.
+/// codes = x * scale in the format, the scale being that of amax. The same codes of a matrix go to
+/// `transposed` as well, or instead.
 struct Fp8EncodeArgs {
-  TensorView x{};      // (n); fp32, bf16 or fp16
-  TensorView amax{};   // (1); int32; of AmaxArgs
-  TensorView codes{};  // (n); uint8
+  TensorView x{};           // (n), or (rows, columns) if they are transposed; fp32, bf16 or fp16
+  TensorView amax{};        // (1); int32; of AmaxArgs
+  TensorView codes{};       // as x; uint8; optional with `transposed`
+  TensorView transposed{};  // (columns, rows); uint8; optional
+  Fp8Format format = Fp8Format::kE4M3;
+  Fp8Scales scales = Fp8Scales::kPowerOfTwo;
+};
+
+/// transposed = the codes of a matrix, its columns as rows.
+struct Fp8TransposeArgs {
+  TensorView codes{};       // (rows, columns); uint8
+  TensorView transposed{};  // (columns, rows); uint8; does not overlap codes
+};
+
+/// How an operand of a GEMM is in fp8: its numbers are codes / scale.
+struct Fp8Operand {
+  TensorView amax{};  // (1); int32; as the operand was encoded with
   Fp8Format format = Fp8Format::kE4M3;
   Fp8Scales scales = Fp8Scales::kPowerOfTwo;
 };

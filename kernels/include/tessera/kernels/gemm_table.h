@@ -42,6 +42,9 @@ struct GemmProblem {
   /// Largest powers of two, up to kGemmAlignment, that divide the addresses; 0 without.
   std::uint32_t a_alignment = 0, b_alignment = 0, c_alignment = 0;
   std::uint32_t residual_alignment = 0, vector_alignment = 0, aux_alignment = 0;
+  // Operands in fp8 have these formats, and uint8 as their dtype.
+  Fp8Format a_format = Fp8Format::kE4M3, b_format = Fp8Format::kE4M3;
+  bool fast_accumulation = false;
 
   auto operator<=>(const GemmProblem&) const = default;
 };

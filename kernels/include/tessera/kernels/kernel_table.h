@@ -72,6 +72,7 @@ struct KernelTable {
   KernelFunction<MaxWordsArgs> max_words;
   KernelFunction<Fp8EncodeArgs> fp8_encode;
   KernelFunction<Fp8DecodeArgs> fp8_decode;
+  KernelFunction<Fp8TransposeArgs> fp8_transpose;
 
   // Library work done once for a problem, so that no step has to: choose an algorithm, compile a
   // kernel. A call with these arguments finds it done; nothing is launched, and of addresses only

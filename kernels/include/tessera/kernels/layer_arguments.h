@@ -5,6 +5,7 @@
 #include <span>
 
 #include "tessera/core/tensor.h"
+#include "tessera/kernels/fp8.h"
 
 namespace tessera {
 
@@ -38,7 +39,18 @@ struct GemmArgs {
   /// output.
   TensorView bias_gradient{};
   bool accumulate_bias_gradient = false;  ///< add to bias_gradient instead of overwriting it
+
+  // A and B in fp8, both or neither: their codes, uint8, K along the rows of both (transpose_b
+  // alone), T is bf16, not both E5M2. The sum of products of codes is multiplied by the reciprocals
+  // of both scales, and rounded once behind bias, residual or C. Without GELU, its derivative and a
+  // bias gradient.
+  Fp8Operand a_fp8{}, b_fp8{};
+  /// On tensor cores: sums stay in their accumulators, which keep 14 bits, for all of K.
+  bool fast_accumulation = false;
 };
+
+/// Whether the operands are codes of fp8.
+inline bool is_fp8(const GemmArgs& args) { return static_cast<bool>(args.a_fp8.amax); }
 
 /// db (N) [+]= column sums of dy (M, N).
 struct BiasGradientArgs {

@@ -109,6 +109,15 @@ void add_scalar_cases(std::vector<KernelCase>& cases) {
                          o, &KernelTable::max_words,
                          MaxWordsArgs{.rows = words({8, 32}), .words = words({32})});
                    }});
+  // The codes of an MLP's matrix.
+  cases.push_back({"fp8_transpose/uint8", [](KernelLab& lab) {
+                     Operands o{lab};
+                     const std::int64_t c = o.size.channels;
+                     return counted_call(
+                         o, &KernelTable::fp8_transpose,
+                         Fp8TransposeArgs{.codes = o.empty({4 * c, c}, DType::kUInt8),
+                                          .transposed = o.empty({c, 4 * c}, DType::kUInt8)});
+                   }});
   to.add(
       "exact_sum", &KernelTable::exact_sum,
       [](Operands& o) {

@@ -220,6 +220,8 @@ struct TrainerOptions {
   AttentionBackend attention = AttentionBackend::kAuto;  ///< on a GPU
   /// cuDNN's attention gives the same bits every time, for more scratch.
   bool deterministic_attention = true;
+  /// On a GPU: CudaKernelOptions::fp8_fast_accumulation.
+  bool fp8_fast_accumulation = false;
   /// A file that says how to run GEMMs on this GPU (see GemmTable); "": as cuBLASLt's heuristic
   /// says.
   std::string gemm_table{};
