@@ -94,5 +94,6 @@ inline Views views_of(AmaxArgs& a) { return {&a.x, &a.amax}; }
 inline Views views_of(MaxWordsArgs& a) { return {&a.rows, &a.words}; }
 inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes}; }
 inline Views views_of(Fp8DecodeArgs& a) { return {&a.codes, &a.amax, &a.y}; }
+inline Views views_of(RollFp8HistoryArgs& a) { return {&a.newest, &a.history, &a.scale_words}; }
 
 }  // namespace tessera

@@ -4,7 +4,8 @@
 #include "linear_parts.h"
 
 // A linear layer whose products take operands in fp8 (Micikevicius et al. 2022), with the scale of
-// each tensor made of its largest magnitude at this moment:
+// each tensor made of its largest magnitude at this moment, or with delayed scaling of those in
+// earlier steps, which Parameter::scale_words says:
 //
 //   y = x8 W8^T + b;  dx = dy8 W8;  dW = dy8^T x8;  db = column sums of dy
 //
@@ -19,21 +20,49 @@ namespace {
 
 constexpr const char* kFp8Op = "linear in fp8";
 
-/// A tensor's codes, and the word of its largest magnitude.
+/// A tensor's codes, and the word of the magnitude that its scale is made of.
 struct Fp8Codes {
-  Tensor codes, amax;
+  Tensor codes{}, own_word{};  ///< with current scaling
+  TensorView word{};
   Fp8Format format = Fp8Format::kE4M3;
 };
 
-Fp8Codes encode(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales) {
+Fp8Format format_of(const Parameter& weight, Fp8Operand operand) {
+  return operand == Fp8Operand::kOutputGradient ? weight.fp8.gradient_format : Fp8Format::kE4M3;
+}
+
+/// Takes the largest magnitude of a tensor to the maxima of the step.
+void observe(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Operand operand) {
+  if (!weight.maxima) return;
+  tape.kernels().amax({.x = x,
+                       .amax = weight.maxima.narrow(0, static_cast<std::int64_t>(operand), 1),
+                       .accumulate = true},
+                      tape.stream());
+  tape.charge(elementwise_cost(x, 1, 1));
+}
+
+/// The scale is that of the tensor as it is, or with delayed scaling that of its history, for which
+/// the tensor is observed, unless another pass has done so.
+Fp8Codes encode(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Operand operand,
+                bool observes = true) {
   Fp8Codes result{.codes = tape.activation(x.shape, DType::kUInt8, "fp8 codes"),
-                  .amax = tape.activation(Shape{1}, DType::kInt32, "largest magnitude"),
-                  .format = format};
-  tape.kernels().amax({.x = x, .amax = result.amax}, tape.stream());
-  tape.kernels().fp8_encode(
-      {.x = x, .amax = result.amax, .codes = result.codes, .format = format, .scales = scales},
-      tape.stream());
-  const Cost once = elementwise_cost(x, 4, 2);
+                  .format = format_of(weight, operand)};
+  if (weight.scale_words) {
+    result.word = weight.scale_words.narrow(0, static_cast<std::int64_t>(operand), 1);
+    if (observes) observe(tape, x, weight, operand);
+  } else {
+    result.own_word = tape.activation(Shape{1}, DType::kInt32, "largest magnitude");
+    result.word = result.own_word;
+    tape.kernels().amax({.x = x, .amax = result.word}, tape.stream());
+    tape.charge(elementwise_cost(x, 1, 1));
+  }
+  tape.kernels().fp8_encode({.x = x,
+                             .amax = result.word,
+                             .codes = result.codes,
+                             .format = result.format,
+                             .scales = weight.fp8.scales},
+                            tape.stream());
+  const Cost once = elementwise_cost(x, 3, 1);
   tape.charge({.flops = once.flops, .bytes = once.bytes + static_cast<double>(x.numel())});
   return result;
 }
@@ -51,20 +80,20 @@ Tensor decode(Tape& tape, const TensorView& codes, const TensorView& amax, Fp8Fo
 }
 
 Tensor decode(Tape& tape, const Fp8Codes& from, Fp8Scales scales) {
-  return decode(tape, from.codes, from.amax, from.format, scales);
+  return decode(tape, from.codes, from.word, from.format, scales);
 }
 
 /// A tensor rounded to fp8.
-Tensor rounded(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales) {
-  return decode(tape, encode(tape, x, format, scales), scales);
+Tensor rounded(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Operand operand,
+               bool observes = true) {
+  return decode(tape, encode(tape, x, weight, operand, observes), weight.fp8.scales);
 }
 
 /// The matrix as products take it: of its codes where ranks have gathered these, which are the same
 /// as those of the gathered matrix.
-Tensor rounded_weight(Tape& tape, const Parameter& weight) {
-  const Fp8Scales scales = weight.fp8.scales;
-  if (!weight.codes) return rounded(tape, weight.value, Fp8Format::kE4M3, scales);
-  return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, scales);
+Tensor rounded_weight(Tape& tape, const Parameter& weight, bool observes) {
+  if (!weight.codes) return rounded(tape, weight.value, weight, Fp8Operand::kWeight, observes);
+  return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, weight.fp8.scales);
 }
 
 void charge_product(Tape& tape, const GemmArgs& args) {
@@ -152,7 +181,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   if (keeps && !keeps_codes) saved.whole = Saved(x);
   Fp8Codes codes;
   if (products.forward || keeps_codes) {
-    codes = encode(tape, x.tensor, Fp8Format::kE4M3, products.scales);
+    codes = encode(tape, x.tensor, weight, Fp8Operand::kInput);
   }
   if (keeps_codes) saved.codes = codes;
   if (!products.forward) {
@@ -161,7 +190,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   }
   const Tensor left = decode(tape, codes, products.scales);
   codes = {};
-  const Tensor right = rounded_weight(tape, weight);
+  const Tensor right = rounded_weight(tape, weight, true);
   multiply_decoded(tape, {.a = as_matrix(left),
                           .b = right,
                           .c = y,
@@ -180,10 +209,10 @@ Tensor write_fp8_gradients(Tape& tape, const Tensor& dy, SavedInput saved, Param
   OutputOperand operand;
   if (weight.trainable && !products.weight_gradient) operand.ready = dy;
   if (weight.trainable && products.weight_gradient) {
-    operand.codes = encode(tape, dy, products.gradient_format, products.scales);
+    operand.codes = encode(tape, dy, weight, Fp8Operand::kOutputGradient);
     if (!saved.codes.codes) {
       const Tensor x = std::exchange(saved.whole, {}).get();
-      saved.codes = encode(tape, x, Fp8Format::kE4M3, products.scales);
+      saved.codes = encode(tape, x, weight, Fp8Operand::kInput, !products.forward);
     }
     if (!tape.is_split()) {
       operand.ready = decode(tape, operand.codes, products.scales);
@@ -208,8 +237,8 @@ void run_fp8_input_gradient(Tape& tape, const Tensor& dy, Tensor decoded, const 
                             const TensorView& dx) {
   const Fp8Products& products = weight.fp8;
   if (!products.input_gradient) return run_input_gradient(tape, as_matrix(dy), weight, dx);
-  if (!decoded) decoded = rounded(tape, dy, products.gradient_format, products.scales);
-  const Tensor right = rounded_weight(tape, weight);
+  if (!decoded) decoded = rounded(tape, dy, weight, Fp8Operand::kOutputGradient);
+  const Tensor right = rounded_weight(tape, weight, !products.forward);
   multiply_decoded(tape, {.a = as_matrix(decoded), .b = right, .c = dx});
 }
 

@@ -143,7 +143,10 @@ std::string to_text(const Json& json) {
                   reads && splits ? "batch split"
                   : reads         ? "batch"
                   : splits        ? "split"
-                                  : "-");
+                                  : "-",
+                  layer.contains("fp8_histories")
+                      ? concat(" histories ", plain(layer.at("fp8_histories")))
+                      : std::string());
   });
   for (const Json& unit : json.at("units")) {
     for (const Json& flat : unit.at("flats")) {
@@ -226,6 +229,7 @@ Json to_json(const Schedule& schedule) {
                       {"gradients", gradients_of(schedule, layer)},
                       {"reads_batch", layer.reads_batch},
                       {"splits_backward", layer.splits_backward}});
+    if (layer.fp8_histories > 0) layers.back()["fp8_histories"] = layer.fp8_histories;
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {

@@ -137,6 +137,7 @@ void write_layers(std::ostream& out, const Schedule& schedule) {
     rows.push_back({"layer", quote_name(layer.name), "|", unit_list(schedule, layer.forward_reads),
                     "|", unit_list(schedule, layer.backward_reads), "|",
                     gradient_list(schedule, layer.gradients), "|", marks_of(layer)});
+    if (layer.fp8_histories > 0) rows.back().back() += concat(" histories ", layer.fp8_histories);
   }
   out << "\n# Layers in order, and the units that they touch; of some, all passes read the "
          "batch, or backward\n# is two passes ('split').\n";

@@ -82,6 +82,8 @@ struct LayerLayout {
   bool backward_reads_parameters = true;
   bool splits_backward = false;
   bool reads_batch = false;  ///< the first and the last always
+  /// Matrices whose products are in fp8, with delayed scaling. Each has three histories.
+  int fp8_histories = 0;
 };
 
 /// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the
