@@ -32,6 +32,10 @@ void check_transposed(const char* kernel, const char* name, const Shape& of,
           "uint8");
 }
 
+bool is_of_words(const TensorView& view) {
+  return view.is_contiguous() && view.dtype == DType::kInt32;
+}
+
 }  // namespace
 
 void check_arguments(const AmaxArgs& args) {
@@ -40,9 +44,6 @@ void check_arguments(const AmaxArgs& args) {
 }
 
 void check_arguments(const MaxWordsArgs& args) {
-  const auto is_of_words = [](const TensorView& view) {
-    return view.is_contiguous() && view.dtype == DType::kInt32;
-  };
   require(is_of_words(args.rows) && args.rows.shape.rank() == 2, ErrorCode::kInvalidArgument,
           "max_words: rows is ", args.rows.shape, " of ", to_string(args.rows.dtype),
           ", expected contiguous rows of int32");
@@ -69,6 +70,21 @@ void check_arguments(const Fp8DecodeArgs& args) {
 void check_arguments(const Fp8TransposeArgs& args) {
   check_codes("fp8_transpose", args.codes, args.codes.numel());
   check_transposed("fp8_transpose", "codes", args.codes.shape, args.transposed);
+}
+
+void check_arguments(const RollFp8HistoryArgs& args) {
+  require(is_of_words(args.history) && args.history.shape.rank() == 2, ErrorCode::kInvalidArgument,
+          "roll_fp8_history: history is ", args.history.shape, " of ",
+          to_string(args.history.dtype), ", expected contiguous rows of int32");
+  const std::int64_t tensors = args.history.shape[0];
+  for (const TensorView* const words : {&args.newest, &args.scale_words}) {
+    require(is_of_words(*words) && words->numel() == tensors, ErrorCode::kInvalidArgument,
+            "roll_fp8_history: ", words == &args.newest ? "newest" : "scale_words", " is ",
+            words->shape, " of ", to_string(words->dtype), ", expected ", tensors,
+            " contiguous elements of int32");
+  }
+  require(args.margin >= 0, ErrorCode::kInvalidArgument, "roll_fp8_history: margin is ",
+          args.margin, ", expected 0 or more");
 }
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tessera/kernels/fp8.h"
+#include "tessera/kernels/fp8_history.h"
 
 // Checks of the arguments of fp8's kernels, on every device.
 namespace tessera {
@@ -10,5 +11,6 @@ void check_arguments(const MaxWordsArgs& args);
 void check_arguments(const Fp8EncodeArgs& args);
 void check_arguments(const Fp8DecodeArgs& args);
 void check_arguments(const Fp8TransposeArgs& args);
+void check_arguments(const RollFp8HistoryArgs& args);
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <limits>
@@ -84,6 +85,10 @@ class Fp8Linear : public test::TapeTest {
     return Tensor::empty(memory_, shape, dtype, MemoryCategory::kGradients, "gradient");
   }
 
+  static TensorView words_of(std::vector<std::int32_t>& words) {
+    return TensorView(words.data(), DType::kInt32, Shape{kFp8Tensors});
+  }
+
   struct How {
     Fp8Products products = kAll;
     TapeOptions tape{};
@@ -91,6 +96,10 @@ class Fp8Linear : public test::TapeTest {
     bool remakes_input = false;  ///< the input is what GELU gives, and is dropped
     int passes = 1;              ///< gradients of parameters add up
     DType gradients = DType::kFloat32;
+    /// With delayed scaling: the words that scales are made of, by Fp8Tensor, and those that are
+    /// taken.
+    std::vector<std::int32_t>* scale_words = nullptr;
+    std::vector<std::int32_t>* maxima = nullptr;
   };
 
   Results run(const Sizes& s, const Operands& o, const How& how) {
@@ -103,6 +112,8 @@ class Fp8Linear : public test::TapeTest {
       const Tensor dw = gradient(w.shape(), how.gradients), db = gradient(b.shape());
       Parameter weight{.value = w, .gradient = dw, .fp8 = how.products};
       Parameter bias{.value = b, .gradient = db};
+      if (how.scale_words != nullptr) weight.scale_words = words_of(*how.scale_words);
+      if (how.maxima != nullptr) weight.maxima = words_of(*how.maxima);
       for (int pass = 0; pass < how.passes; ++pass) {
         Tape tape(memory_, *stream_, {}, how.tape);
         Value x = tape.input(bf16({s.rows, s.inputs}, o.x), true);
@@ -233,6 +244,43 @@ TEST_F(Fp8Linear, HasTheSameBitsInTwoPartsAndWithAnInputThatIsRemade) {
         }
       }
     }
+  }
+}
+
+/// The word of a tensor's largest magnitude.
+std::int32_t amax_of(const Floats& values) {
+  float amax = 0.0F;
+  for (const float value : values) amax = std::max(amax, std::abs(value));
+  return std::bit_cast<std::int32_t>(amax);
+}
+
+// By Fp8Tensor.
+TEST_F(Fp8Linear, DelayedScalingTakesGivenScalesAndTellsTheMagnitudes) {
+  const Operands o = random_operands();
+  const std::vector<std::int32_t> own{amax_of(o.weight), amax_of(o.x), amax_of(o.dy)};
+  for (int set = 1; set < 8; ++set) {
+    const Fp8Products products{.forward = (set & 1) != 0,
+                               .input_gradient = (set & 2) != 0,
+                               .weight_gradient = (set & 4) != 0};
+    SCOPED_TRACE(set);
+    std::vector<std::int32_t> scale_words = own, maxima(kFp8Tensors);
+    const How how{.products = products, .scale_words = &scale_words, .maxima = &maxima};
+    EXPECT_EQ(run(kSizes, o, how), run(kSizes, o, {.products = products}))
+        << "the tensors' own magnitudes";
+    EXPECT_EQ(maxima[0], products.forward || products.input_gradient ? own[0] : 0);
+    EXPECT_EQ(maxima[1], products.forward || products.weight_gradient ? own[1] : 0);
+    EXPECT_EQ(maxima[2], products.input_gradient || products.weight_gradient ? own[2] : 0);
+  }
+  // A smaller scale rounds otherwise, a larger one saturates: numbers stay finite.
+  const Results usual = run(kSizes, o);
+  for (const float factor : {64.0F, 0x1p-6F}) {
+    std::vector<std::int32_t> words;
+    for (const std::int32_t word : own) {
+      words.push_back(std::bit_cast<std::int32_t>(std::bit_cast<float>(word) * factor));
+    }
+    const Results other = run(kSizes, o, {.scale_words = &words});
+    EXPECT_NE(other.y, usual.y);
+    for (const float value : other.y) EXPECT_TRUE(std::isfinite(value));
   }
 }
 

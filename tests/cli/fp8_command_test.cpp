@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdint>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -114,6 +115,90 @@ TEST_F(Fp8Command, PlansSayHowMatricesTravel) {
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("gather_format is bf16, but precision is bf16"),
                                  HasSubstr("leave --gather-format out")));
+}
+
+TEST_F(Fp8Command, TypedSettingsThatChangeNothingAreRefused) {
+  const auto refusal = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments{"plan", "--model", "gpt2-tiny"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const ProgramResult refused = run(arguments);
+    EXPECT_EQ(refused.exit_code, 2);
+    return refused.err;
+  };
+  EXPECT_THAT(refusal({"--precision", "bf16", "--gather-format", "e4m3"}),
+              AllOf(HasSubstr("gather_format is e4m3, but precision is bf16"),
+                    HasSubstr("leave --gather-format out")));
+  EXPECT_THAT(refusal({"--precision", "fp8", "--fp8-margin", "0"}),
+              AllOf(HasSubstr("fp8_margin is 0, but fp8_recipe is current"),
+                    HasSubstr("use --fp8-recipe delayed")));
+}
+
+TEST_F(Fp8Command, EstimatesAndSimulationsKnowRecipesAndFormatsOfGathers) {
+  const auto total = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> arguments{"estimate-memory", "gpt2-124m",  "--ranks",     "2",
+                                       "--strategies",    "full_shard", "--precision", "bf16,fp8",
+                                       "--json"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    const ProgramResult estimate = run(arguments);
+    EXPECT_EQ(estimate.exit_code, 0) << estimate.err;
+    std::map<std::string, std::int64_t> peaks;
+    const json estimated = json::parse(estimate.out);
+    for (const json& row : estimated["training"]) {
+      if (row["recompute"] == "none") {
+        peaks[row["precision"].get<std::string>()] = row["peak_bytes"]["total"];
+      }
+    }
+    return peaks;
+  };
+  auto in_codes = total({}), in_bf16 = total({"--gather-format", "bf16"}),
+       delayed = total({"--fp8-recipe", "delayed", "--fp8-history", "512"});
+  EXPECT_EQ(in_codes["bf16"], in_bf16["bf16"]);
+  EXPECT_LT(in_codes["fp8"], in_bf16["fp8"]);
+  const std::int64_t tensors = 3 * 4 * 12;  // of twelve blocks
+  // Current scaling keeps a word, of 64 bytes, with each input that it keeps.
+  const std::int64_t more = delayed["fp8"] - in_codes["fp8"], histories = tensors * 512 * 4;
+  EXPECT_GT(more, histories - 4096);
+  EXPECT_LT(more, histories + 4096);
+  const ProgramResult refused = run({"estimate-memory", "gpt2-124m", "--gather-format", "e4m3"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("no --precision is fp8"));
+  const ProgramResult simulated =
+      run({"simulate", "--model", "gpt2-124m", "--profile", "h100-sxm", "--precision", "fp8",
+           "--sweep", "fp8_recipe=current,delayed gather_format=e4m3,bf16", "--ranks", "4"});
+  EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_THAT(simulated.out, AllOf(HasSubstr("delayed"), HasSubstr("e4m3")));
+}
+
+TEST_F(Fp8Command, ComparesRecipes) {
+  const std::string out = path("compared");
+  const ProgramResult compared =
+      run({"compare", "--model", "gpt2-tiny", "--only-simulate", "--simulate", "h100-sxm",
+           "--precisions", "bf16,fp8", "--fp8-recipes", "current,delayed", "--ranks", "2", "--out",
+           out});
+  ASSERT_EQ(compared.exit_code, 0) << compared.err;
+  std::ifstream file(out + "/results.json");
+  const json results = json::parse(file);
+  ASSERT_EQ(results["cells"].size(), 3U) << "bf16 has one recipe";
+  const std::string text = results.dump();
+  EXPECT_THAT(text, AllOf(HasSubstr("delayed"), HasSubstr("gather_format")));
+}
+
+TEST_F(Fp8Command, DelayedScalingTrainsAndResumes) {
+  const std::string data = write_text();
+  const std::vector<std::string> recipe{"--precision",   "fp8", "--fp8-recipe", "delayed",
+                                        "--fp8-history", "8",   "--fp8-margin", "1"};
+  const auto train_with = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), recipe.begin(), recipe.end());
+    return train(flags);
+  };
+  const ProgramResult trained =
+      train_with({"--data", data, "--steps", "4", "--save", path("saved")});
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_THAT(trained.out + trained.err, HasSubstr("largest magnitude in the last 8 steps"));
+  const ProgramResult resumed =
+      train_with({"--data", data, "--steps", "6", "--resume", path("saved/latest")});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out + resumed.err, Not(HasSubstr("since the checkpoint: fp8")));
 }
 
 TEST_F(Fp8Command, GeneratesAndEvaluatesWhatWasTrained) {

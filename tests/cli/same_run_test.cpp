@@ -130,6 +130,10 @@ const std::map<std::string, Other> kOthers{
     {"recompute", {"full"}},
     {"precision", {"bf16"}},
     {"reduce_dtype", {"bf16", {{"precision", "bf16"}}}},
+    {"fp8_recipe", {"delayed", {{"precision", "fp8"}}}},
+    {"fp8_history", {"16", {{"precision", "fp8"}, {"fp8_recipe", "delayed"}}}},
+    {"fp8_history_rule", {"most-recent", {{"precision", "fp8"}, {"fp8_recipe", "delayed"}}}},
+    {"fp8_margin", {"1", {{"precision", "fp8"}, {"fp8_recipe", "delayed"}}}},
     {"fp8_format", {"e4m3", {{"precision", "fp8"}}}},
     {"fp8_scales", {"exact", {{"precision", "fp8"}}}},
     {"fp8_products", {"forward", {{"precision", "fp8"}}}},
@@ -203,9 +207,8 @@ const std::map<std::string, Other> kOthers{
 };
 
 /// Not tried here: of `ranks` the meeting itself speaks, another device takes a GPU, another kind
-/// of data takes other data, `epochs` stands instead of the steps that these runs have, and there
-/// is one recipe of fp8.
-const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs", "fp8_recipe"};
+/// of data takes other data, and `epochs` stands instead of the steps that these runs have.
+const std::vector<std::string> kNotHere{"ranks", "device", "data_kind", "epochs"};
 
 /// Where something lies (what lies there is compared, where it matters), what is shown, and what a
 /// machine has.

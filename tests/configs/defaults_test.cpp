@@ -52,6 +52,9 @@ const std::map<std::string, Get>& getters() {
       {"recompute", [](const O& o) { return to_string(o.policy.recompute); }},
       {"precision", [](const O& o) { return precision_name(o); }},
       {"fp8_recipe", [](const O&) { return json(); }},  // in another precision
+      {"fp8_history", [](const O&) { return json(); }},
+      {"fp8_history_rule", [](const O&) { return json(); }},
+      {"fp8_margin", [](const O&) { return json(); }},
       {"fp8_format", [](const O&) { return json(); }},
       {"fp8_scales", [](const O&) { return json(); }},
       {"fp8_products", [](const O&) { return json(); }},

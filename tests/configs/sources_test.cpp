@@ -251,6 +251,36 @@ TEST_F(ConfigSources, NoVariableOfAccelerateIsSilent) {
   }
 }
 
+TEST_F(ConfigSources, AnEnvironmentOfTransformerEngineGivesDelayedScaling) {
+  const auto read = [](std::map<std::string, std::string> values) {
+    values.insert({"ACCELERATE_MIXED_PRECISION", "fp8"});
+    const Variables environment(std::move(values));
+    Config config(trainer_settings());
+    config.read_environment(environment.get(), environment.names());
+    return config;
+  };
+  const Config te = read({{"ACCELERATE_FP8_BACKEND", "TE"},
+                          {"ACCELERATE_FP8_FORMAT", "HYBRID"},
+                          {"ACCELERATE_FP8_AMAX_HISTORY_LEN", "16"},
+                          {"ACCELERATE_FP8_AMAX_COMPUTE_ALGO", "most_recent"},
+                          {"ACCELERATE_FP8_MARGIN", "2"},
+                          {"ACCELERATE_FP8_INTERVAL", "1"},
+                          {"ACCELERATE_FP8_OVERRIDE_LINEAR_PRECISION", "(False, False, True)"},
+                          {"ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", "false"},
+                          {"ACCELERATE_FP8_OPT_LEVEL", "O2"}});
+  EXPECT_EQ(te.text("fp8_recipe"), "delayed");
+  EXPECT_EQ(te.get<std::int64_t>("fp8_history"), 16);
+  EXPECT_EQ(te.text("fp8_history_rule"), "most-recent");
+  EXPECT_EQ(te.get<std::int64_t>("fp8_margin"), 2);
+  EXPECT_EQ(te.text("fp8_products"), "forward,input-gradient");
+  const Config ao = read({{"ACCELERATE_FP8_BACKEND", "AO"},
+                          {"ACCELERATE_FP8_AMAX_HISTORY_LEN", "16"},
+                          {"ACCELERATE_FP8_MARGIN", "2"}});
+  EXPECT_EQ(ao.text("fp8_recipe"), "current");
+  EXPECT_TRUE(ao.is_null("fp8_history"));
+  EXPECT_TRUE(ao.is_null("fp8_margin"));
+}
+
 TEST_F(ConfigSources, AnEnvironmentIsRefusedByTheNamesOfVariableAndKey) {
   const auto error = [](std::map<std::string, std::string> values) -> std::string {
     const Variables environment(std::move(values));

@@ -91,6 +91,7 @@ const KernelTable& on_device_table() {
       .fp8_encode = on_device<&KernelTable::fp8_encode>,
       .fp8_decode = on_device<&KernelTable::fp8_decode>,
       .fp8_transpose = on_device<&KernelTable::fp8_transpose>,
+      .roll_fp8_history = on_device<&KernelTable::roll_fp8_history>,
       .plan_gemm = on_device<&KernelTable::plan_gemm>,
       .plan_attention_forward = on_device<&KernelTable::plan_attention_forward>,
       .plan_attention_backward = on_device<&KernelTable::plan_attention_backward>,

@@ -97,5 +97,6 @@ inline Views views_of(MaxWordsArgs& a) { return {&a.rows, &a.words}; }
 inline Views views_of(Fp8EncodeArgs& a) { return {&a.x, &a.amax, &a.codes, &a.transposed}; }
 inline Views views_of(Fp8TransposeArgs& a) { return {&a.codes, &a.transposed}; }
 inline Views views_of(Fp8DecodeArgs& a) { return {&a.codes, &a.amax, &a.y}; }
+inline Views views_of(RollFp8HistoryArgs& a) { return {&a.newest, &a.history, &a.scale_words}; }
 
 }  // namespace tessera

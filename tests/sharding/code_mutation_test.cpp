@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include <array>
 #include <chrono>
 #include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "sharding/schedule_mutants.h"
 #include "support/extent.h"
@@ -15,8 +15,7 @@
 namespace tessera::test::code_mutation_test {
 namespace {
 
-constexpr std::array kOperations{&operations::kAmax, &operations::kAllReduceMax,
-                                 &operations::kEncode, &operations::kAllGather};
+using Operations = std::vector<const Operation*>;
 constexpr int kSteps = 2;
 constexpr std::chrono::microseconds kLongestDelay{100};
 
@@ -32,18 +31,22 @@ struct Outcome {
   std::string failure;
   std::vector<double> losses, norms;
   std::vector<FullParameter> parameters;
+  std::vector<Fp8History> histories;
   std::vector<std::string> races;
 };
 
 class Subject {
  public:
-  Subject(const std::string& strategy, int ranks, int depth)
+  Subject(const std::string& strategy, int ranks, int depth, Fp8Recipe recipe = Fp8Recipe::kCurrent)
       : run_{.ranks = ranks,
              .layers = 2,
              .strategy = strategy,
              .policy = {.prefetch_forward = depth, .prefetch_backward = depth},
              .dtype = DType::kBFloat16,
-             .fp8 = {.enabled = true, .scale_units = 1 + depth % 2}},
+             .fp8 = {.enabled = true,
+                     .recipe = recipe,
+                     .scale_units = 1 + depth % 2,
+                     .history = 2}},
         model_(make_model()),
         layout_(layout_of(run_, model_)),
         schedule_(plan(layout_, plan_options(run_))) {}
@@ -94,10 +97,15 @@ class Subject {
       }
     }
     auto parameters = executor.gather_parameters();
+    auto histories = executor.fp8_histories();
     const std::lock_guard lock(mutex);
     for (const Violation& race : validate_times(schedule, times)) {
       outcome.races.push_back(race.message);
     }
+    if (!outcome.histories.empty() && outcome.histories != histories) {
+      outcome.failure = "ranks have other histories";
+    }
+    outcome.histories = std::move(histories);
     if (rank != 0) return;
     outcome.losses = std::move(losses);
     outcome.norms = std::move(norms);
@@ -110,18 +118,23 @@ class Subject {
   Schedule schedule_;
 };
 
-/// The operation in whose actions two schedules differ first; null: another one.
-const Operation* changed_operation(const Schedule& a, const Schedule& b) {
+/// Whether an action concerns the scales, the codes or the histories.
+bool is_of_fp8(const Schedule& schedule, const Action& action) {
+  if (action.operation == &operations::kAllGather) {
+    return !action.writes.empty() && schedule.role(action.writes.front().buffer) == Role::kCode;
+  }
+  return !action.operation->is_pass || schedule.find(action.reads, BufferKind::kHistory) != nullptr;
+}
+
+/// The operation in whose actions two schedules differ first; null: none of `operations`.
+const Operation* changed_operation(const Schedule& a, const Schedule& b,
+                                   const Operations& operations) {
   const std::size_t count = std::min(a.actions.size(), b.actions.size());
   for (std::size_t i = 0; i < count; ++i) {
     if (a.actions[i] == b.actions[i]) continue;
     for (const Action* const action : {&a.actions[i], &b.actions[i]}) {
-      const auto found = std::ranges::find(kOperations, action->operation);
-      if (found == kOperations.end()) continue;
-      const bool of_codes =
-          action->operation != &operations::kAllGather ||
-          (!action->writes.empty() && a.role(action->writes.front().buffer) == Role::kCode);
-      if (of_codes) return *found;
+      const auto found = std::ranges::find(operations, action->operation);
+      if (found != operations.end() && is_of_fp8(a, *action)) return *found;
     }
     return nullptr;
   }
@@ -132,15 +145,16 @@ std::string harm_of(const Outcome& outcome, const Outcome& expected) {
   if (!outcome.failure.empty()) return "fails: " + outcome.failure;
   if (!outcome.races.empty()) return "races: " + outcome.races.front();
   const bool same = outcome.losses == expected.losses && outcome.norms == expected.norms &&
-                    same_bits(outcome.parameters, expected.parameters);
+                    same_bits(outcome.parameters, expected.parameters) &&
+                    outcome.histories == expected.histories;
   return same ? "" : "gives other bits";
 }
 
-TEST(CodeMutation, WhatPassesDoesNoHarm) {
+/// `mutants`: of each operation.
+void expect_no_harm(const std::vector<Subject>& subjects, const Operations& operations,
+                    int mutants) {
   std::map<const Operation*, int> made, ran;
   std::uint32_t seed = 0;
-  const std::array<Subject, 3> subjects{Subject("full_shard", 2, 1), Subject("full_shard", 3, 0),
-                                        Subject("shard_grad_op", 2, 2)};
   for (const Subject& subject : subjects) {
     ASSERT_TRUE(validate(subject.schedule()).empty());
     const Outcome expected = subject.run(subject.schedule(), ++seed);
@@ -149,12 +163,12 @@ TEST(CodeMutation, WhatPassesDoesNoHarm) {
     Mutator mutator(seed);
     std::set<std::string> seen;
     std::map<const Operation*, int> own;
-    const int wanted = mutants_per_operation() / 3 + 1;
+    const int wanted = mutants / static_cast<int>(std::min<std::size_t>(subjects.size(), 3)) + 1;
     for (int tries = 0; tries < 400 * wanted; ++tries) {
       const auto kind = static_cast<Mutation>(mutator.below(kMutations));
       const std::optional<Schedule> mutant = mutator.mutant(subject.schedule(), kind);
       if (!mutant) continue;
-      const Operation* const operation = changed_operation(subject.schedule(), *mutant);
+      const Operation* const operation = changed_operation(subject.schedule(), *mutant, operations);
       if (operation == nullptr || own[operation] >= wanted) continue;
       if (!seen.insert(to_string(*mutant)).second) continue;
       ++own[operation];
@@ -167,11 +181,36 @@ TEST(CodeMutation, WhatPassesDoesNoHarm) {
                           << to_string(*mutant);
     }
   }
-  for (const Operation* const operation : kOperations) {
+  for (const Operation* const operation : operations) {
     std::cout << operation->name << ": " << made[operation] << " mutants, " << ran[operation]
               << " accepted\n";
-    EXPECT_GE(made[operation], mutants_per_operation()) << operation->name;
+    EXPECT_GE(made[operation], mutants) << operation->name;
   }
+}
+
+TEST(CodeMutation, WhatPassesDoesNoHarm) {
+  std::vector<Subject> subjects;
+  subjects.emplace_back("full_shard", 2, 1);
+  subjects.emplace_back("full_shard", 3, 0);
+  subjects.emplace_back("shard_grad_op", 2, 2);
+  expect_no_harm(subjects,
+                 {&operations::kAmax, &operations::kAllReduceMax, &operations::kEncode,
+                  &operations::kAllGather},
+                 mutants_per_operation());
+}
+
+TEST(CodeMutation, WhatPassesWithHistoriesDoesNoHarm) {
+  std::vector<Subject> subjects;
+  subjects.emplace_back("full_shard", 2, 1, Fp8Recipe::kDelayed);
+  if (runs_long_tests()) {
+    subjects.emplace_back("full_shard", 3, 0, Fp8Recipe::kDelayed);
+    subjects.emplace_back("shard_grad_op", 2, 2, Fp8Recipe::kDelayed);
+    subjects.emplace_back("ddp", 2, 1, Fp8Recipe::kDelayed);
+  }
+  expect_no_harm(subjects,
+                 {&operations::kRollHistory, &operations::kAllReduceMax, &operations::kAmax,
+                  &operations::kEncode, &operations::kForward, &operations::kBackward},
+                 runs_long_tests() ? mutants_per_operation() : 3);
 }
 
 }  // namespace

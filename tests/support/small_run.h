@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -125,6 +126,8 @@ struct SmallResult {
   std::vector<double> losses;
   std::vector<double> norms;
   std::vector<FullParameter> parameters;
+  std::vector<Fp8History> histories;  ///< of delayed scaling, of all pipeline ranks
+  bool ranks_have_one_history = true;
   MemoryPeak predicted, measured;
   MemoryPeak predicted_host, measured_host;
   Traffic predicted_traffic, counted_traffic;  ///< of one step
@@ -206,6 +209,7 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .overlap_optimizer = run.steps_in_flight > 1,
           .gather_codes = run.fp8.enabled && run.fp8.gather_format == GatherFormat::kE4M3,
           .scale_units = run.fp8.scale_units,
+          .fp8_history = run.fp8.is_delayed() ? run.fp8.history : 0,
           .updates_wait_for_norm = run.updates_wait_for_norm,
           .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
           .offload_optimizer = run.offload_optimizer,
@@ -277,6 +281,7 @@ inline SmallResult train(const SmallRun& run) {
   const int world_size = result.schedule.mesh.world_size();
   const auto world = make_thread_group(world_size);
   std::vector<std::pair<MemoryPeak, MemoryPeak>> peaks(static_cast<std::size_t>(world_size));
+  std::mutex mutex;
   launch_ranks(world, [&](int rank, ProcessGroup& group) {
     const auto device = make_cpu_device();
     Memory memory(*device);
@@ -313,7 +318,18 @@ inline SmallResult train(const SmallRun& run) {
       result.norms.push_back(r.gradient_norm);
     }
     peaks[static_cast<std::size_t>(rank)] = {memory.peak(), memory.peak(Tier::kHost)};
+    const std::vector<Fp8History> histories = executor.fp8_histories();
     auto parameters = executor.gather_parameters();
+    const std::lock_guard lock(mutex);
+    for (const Fp8History& history : histories) {
+      const auto known = std::ranges::find(result.histories, history.name, &Fp8History::name);
+      if (known == result.histories.end()) {
+        result.histories.push_back(history);
+      } else if (*known != history) {
+        result.ranks_have_one_history = false;
+      }
+    }
+    std::ranges::sort(result.histories, {}, &Fp8History::name);
     if (rank == 0) result.parameters = std::move(parameters);
   });
   for (int rank = 0; rank < world_size; ++rank) {

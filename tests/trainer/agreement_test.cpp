@@ -137,6 +137,10 @@ const std::map<std::string, std::string> kOthers{
     {"recompute", "full"},
     {"precision", "bf16"},
     {"reduce_dtype", "bf16"},
+    {"fp8_recipe", "delayed"},
+    {"fp8_history", "16"},
+    {"fp8_history_rule", "most-recent"},
+    {"fp8_margin", "1"},
     {"fp8_format", "e4m3"},
     {"fp8_scales", "exact"},
     {"fp8_products", "forward"},
@@ -217,6 +221,8 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     config.set_text("precision", name == "precision" ? "fp32" : "bf16");
     const bool is_of_fp8 = name.starts_with("fp8_") || name == "gather_format";
     if (is_of_fp8) config.set_text("precision", "fp8");
+    const bool is_of_histories = name.starts_with("fp8_history") || name == "fp8_margin";
+    if (is_of_histories) config.set_text("fp8_recipe", "delayed");
     if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
     if (name == "nesterov") config.set_text("momentum", "0.5");
     if (name == "offload_activations") config.set_text("recompute", "full");

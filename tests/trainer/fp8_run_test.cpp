@@ -190,6 +190,89 @@ TEST(Fp8Run, ResumesAtAnotherWorldSizeWithTheSameBits) {
   EXPECT_THAT(notes, Contains(HasSubstr("bits depend on `micro_batch`")));
 }
 
+TrainerOptions delayed_options(const std::string& strategy = "no_shard", int ranks = 1) {
+  TrainerOptions options = fp8_options(strategy, ranks);
+  options.fp8.recipe = Fp8Recipe::kDelayed;
+  options.fp8.history = 4;
+  return options;
+}
+
+TEST(Fp8Run, DelayedScalingGivesTheSameBitsForEveryStrategyAndLearns) {
+  const Model model = counting_gpt(0.1F);
+  TrainerOptions alone = delayed_options();
+  alone.steps = 6;
+  alone.accumulate = 2;
+  const Trained expected = run(model, alone);
+  EXPECT_LT(expected.losses.back(), expected.losses.front());
+  for (const char* const strategy : {"full_shard", "zero2"}) {
+    TrainerOptions options = delayed_options(strategy, 2);
+    options.steps = 6;
+    options.policy.recompute = Recompute::kFull;
+    const Trained trained = run(model, options);
+    expect_same_bits(trained, expected);
+    expect_as_planned(trained);
+  }
+}
+
+TEST(Fp8Run, DelayedScalingResumesWithItsHistories) {
+  const Model model = counting_gpt();
+  TrainerOptions options = delayed_options("full_shard", 2);
+  options.steps = 6;
+  const Trained whole = run(model, options);
+  const TemporaryFolder folder;
+  TrainerOptions first = options;
+  first.checkpoints.folder = folder.path();
+  first.checkpoints.every = 3;
+  first.stop_after = 3;
+  run(model, first);
+  const auto resumed = [&](TrainerOptions second, std::vector<std::string>& notes) {
+    second.steps = 6;
+    second.checkpoints.resume = folder.path();
+    const CountingTokens data;
+    return Trainer(model, data, second)
+        .train({}, [&](const std::string& note) { notes.push_back(note); })
+        .parameters_sha256;
+  };
+  for (const int ranks : {1, 4}) {
+    SCOPED_TRACE(ranks);
+    TrainerOptions second = delayed_options(ranks == 1 ? "zero2" : "full_shard", ranks);
+    if (ranks == 1) second.accumulate = 2;
+    if (ranks == 4) second.pipeline.ranks = 2;
+    if (ranks == 4) second.pipeline.tied_apart = true;
+    std::vector<std::string> notes;
+    const std::string hash = resumed(second, notes);
+    if (ranks == 1) {
+      EXPECT_EQ(hash, whole.parameters);
+    }
+    EXPECT_THAT(notes, Contains(HasSubstr("largest magnitude in the last 4 steps")));
+    EXPECT_THAT(notes, Not(Contains(HasSubstr("histories of delayed scaling"))));
+  }
+  std::vector<std::string> notes;
+  TrainerOptions current = fp8_options();
+  current.accumulate = 2;
+  EXPECT_NE(resumed(current, notes), whole.parameters);
+  EXPECT_THAT(notes, Contains(HasSubstr("histories of delayed scaling are left behind")));
+}
+
+TEST(Fp8Run, ACheckpointOfStagesHasAllHistories) {
+  const Model model = counting_gpt();
+  TrainerOptions options = delayed_options("full_shard", 2);
+  options.steps = 6;
+  options.accumulate = 2;
+  options.pipeline.tied_apart = true;
+  const Trained whole = run(model, options);
+  const TemporaryFolder folder;
+  TrainerOptions stages = options;
+  stages.ranks = 4;
+  stages.pipeline.ranks = 2;
+  stages.checkpoints.folder = folder.path();
+  stages.checkpoints.every = 3;
+  stages.stop_after = 3;
+  run(model, stages);
+  options.checkpoints.resume = folder.path();
+  EXPECT_EQ(run(model, options).parameters, whole.parameters);
+}
+
 std::string refusal_of(const TrainerOptions& options) {
   const Model model = counting_gpt();
   const CountingTokens data;
@@ -212,6 +295,38 @@ TEST(Fp8Run, RefusesWhatWouldDoNothing) {
   options.fp8.scales = Fp8Scales::kExact;
   EXPECT_THAT(refusal_of(options), AllOf(HasSubstr("fp8_scales is exact, but precision is bf16"),
                                          HasSubstr("`precision` fp8")));
+}
+
+TEST(Fp8Run, RefusesHistoriesThatNobodyKeeps) {
+  TrainerOptions options = fp8_options();
+  options.fp8.margin = 2;
+  EXPECT_THAT(refusal_of(options), AllOf(HasSubstr("fp8_margin is 2, but fp8_recipe is current"),
+                                         HasSubstr("`fp8_recipe` delayed")));
+  options.fp8.recipe = Fp8Recipe::kDelayed;
+  EXPECT_EQ(refusal_of(options), "accepted");
+}
+
+// A setting that has its usual value is one that somebody has typed.
+TEST(Fp8Run, RefusesTypedSettingsThatChangeNothing) {
+  const auto refusal = [](const std::vector<std::pair<const char*, const char*>>& typed) {
+    Settings settings(trainer_settings());
+    for (const auto& [name, value] : typed) settings.set_text(name, value);
+    try {
+      trainer_options(settings);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal({{"gather_format", "e4m3"}}),
+              HasSubstr("gather_format is e4m3, but precision is fp32"));
+  EXPECT_THAT(refusal({{"precision", "bf16"}, {"fp8_scale_units", "8"}}),
+              HasSubstr("fp8_scale_units is 8, but precision is bf16"));
+  EXPECT_THAT(refusal({{"precision", "fp8"}, {"fp8_history", "1024"}}),
+              HasSubstr("fp8_history is 1024, but fp8_recipe is current"));
+  EXPECT_EQ(refusal({{"precision", "fp8"}, {"gather_format", "e4m3"}}), "accepted");
+  EXPECT_EQ(refusal({{"precision", "fp8"}, {"fp8_recipe", "delayed"}, {"fp8_history", "1024"}}),
+            "accepted");
 }
 
 TEST(Fp8Run, ParametersTravelAsCodesWithTheSameBitsAndHalfTheBytes) {
@@ -240,6 +355,10 @@ TEST(Fp8Run, SaysHowMatricesTravel) {
   options.offload_parameters = {.host = 0.5};
   EXPECT_THAT(notes(options), Contains(AllOf(HasSubstr("of 1 units are gathered as codes"),
                                              HasSubstr("of 1 units, whose parameters come from"))));
+  options.offload_parameters = {.host = 1.0};
+  EXPECT_THAT(notes(options), Contains(HasSubstr("are gathered in bf16, not as `gather_format`")));
+  EXPECT_THAT(notes(delayed_options("full_shard", 2)),
+              Contains(HasSubstr("as codes, by the scales of earlier steps")));
   options = fp8_options("full_shard", 2);
   options.fp8.products.input_gradient = false;
   EXPECT_THAT(notes(options), Contains(HasSubstr("layers read them in bf16 as well")));
@@ -281,7 +400,9 @@ TEST(Fp8Run, IsASettingOfPrecision) {
   for (const auto& [name, value] :
        {std::pair{"fp8_products", "backward"}, std::pair{"fp8_products", ""},
         std::pair{"fp8_bf16_blocks", "1"}, std::pair{"fp8_bf16_blocks", "1,-1"},
-        std::pair{"fp8_format", "e5m2"}, std::pair{"fp8_recipe", "delayed"}}) {
+        std::pair{"fp8_format", "e5m2"}, std::pair{"fp8_recipe", "blockwise"},
+        std::pair{"fp8_history", "0"}, std::pair{"fp8_history_rule", "mean"},
+        std::pair{"fp8_margin", "-1"}}) {
     EXPECT_THROW(settings.set_text(name, value), Error) << name << " " << value;
   }
 }

@@ -53,5 +53,6 @@ void max_words(const MaxWordsArgs&, Stream&);
 void fp8_encode(const Fp8EncodeArgs&, Stream&);
 void fp8_decode(const Fp8DecodeArgs&, Stream&);
 void fp8_transpose(const Fp8TransposeArgs&, Stream&);
+void roll_fp8_history(const RollFp8HistoryArgs&, Stream&);
 
 }  // namespace tessera::cpu

@@ -190,7 +190,7 @@ std::uint32_t word_of(const TensorView& amax) {
 
 void amax(const AmaxArgs& args, Stream&) {
   check_arguments(args);
-  std::atomic<std::uint32_t> largest{0};
+  std::atomic<std::uint32_t> largest{args.accumulate ? word_of(args.amax) : 0};
   parallel_for(args.x.numel(), kFp8Grain, [&](std::int64_t begin, std::int64_t end) {
     const std::uint32_t word = HWY_DYNAMIC_DISPATCH(amax_range)(args, begin, end);
     std::uint32_t before = largest.load();

@@ -55,6 +55,7 @@ void max_words(const MaxWordsArgs&, Stream&);
 void fp8_encode(const Fp8EncodeArgs&, Stream&);
 void fp8_decode(const Fp8DecodeArgs&, Stream&);
 void fp8_transpose(const Fp8TransposeArgs&, Stream&);
+void roll_fp8_history(const RollFp8HistoryArgs&, Stream&);
 
 // Without a launch: see KernelTable.
 void plan_gemm(const GemmArgs&, Stream&);

@@ -54,6 +54,7 @@ const KernelTable& cuda_table() {
       .fp8_encode = cuda::fp8_encode,
       .fp8_decode = cuda::fp8_decode,
       .fp8_transpose = cuda::fp8_transpose,
+      .roll_fp8_history = cuda::roll_fp8_history,
       .plan_gemm = cuda::plan_gemm,
       .plan_attention_forward = cuda::plan_attention_forward,
       .plan_attention_backward = cuda::plan_attention_backward,

@@ -113,7 +113,7 @@ void amax(const AmaxArgs& args, Stream& stream) {
   check_arguments(args);
   const cudaStream_t queue = handle(stream);
   auto* const word = device_data<std::uint32_t>(args.amax);
-  simt::launch(clear_amax, 1, 32, 0, queue, word);
+  if (!args.accumulate) simt::launch(clear_amax, 1, 32, 0, queue, word);
   const std::int64_t n = args.x.numel();
   if (n == 0) return;
   with_element_type("amax", args.x.dtype, [&]<typename T>(ElementType<T>) {

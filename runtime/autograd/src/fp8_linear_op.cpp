@@ -4,7 +4,8 @@
 #include "linear_parts.h"
 
 // A linear layer whose products take operands in fp8 (Micikevicius et al. 2022), with the scale of
-// each tensor made of its largest magnitude at this moment:
+// each tensor made of its largest magnitude at this moment, or with delayed scaling of those in
+// earlier steps, which Parameter::scale_words says:
 //
 //   y = x8 W8^T + b;  dx = dy8 W8;  dW = dy8^T x8;  db = column sums of dy
 //
@@ -26,9 +27,12 @@ namespace {
 
 constexpr const char* kFp8Op = "linear in fp8";
 
-/// A tensor's codes, as it lies or transposed or both, and the word of its largest magnitude.
+/// A tensor's codes, as it lies or transposed or both, and the word of the magnitude that its scale
+/// is made of.
 struct Fp8Codes {
-  Tensor codes{}, transposed{}, amax{};
+  Tensor codes{}, transposed{};
+  Tensor own_word{};  ///< with current scaling
+  TensorView word{};
   Fp8Format format = Fp8Format::kE4M3;
 };
 
@@ -37,24 +41,47 @@ struct WantedCodes {
   bool in_rows = true, transposed = false;
 };
 
-Fp8Codes encode(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales,
-                WantedCodes wanted = {}) {
-  Fp8Codes result{.format = format};
+Fp8Format format_of(const Parameter& weight, Fp8Tensor tensor) {
+  return tensor == Fp8Tensor::kOutputGradient ? weight.fp8.gradient_format : Fp8Format::kE4M3;
+}
+
+/// Takes the largest magnitude of a tensor to the maxima of the step.
+void observe(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor tensor) {
+  if (!weight.maxima) return;
+  tape.kernels().amax({.x = x,
+                       .amax = weight.maxima.narrow(0, static_cast<std::int64_t>(tensor), 1),
+                       .accumulate = true},
+                      tape.stream());
+  tape.charge(elementwise_cost(x, 1, 1));
+}
+
+/// The scale is that of the tensor as it is, or with delayed scaling that of its history, for which
+/// the tensor is observed, unless another pass has done so.
+Fp8Codes encode(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor tensor,
+                WantedCodes wanted = {}, bool observes = true) {
+  Fp8Codes result{.format = format_of(weight, tensor)};
   if (wanted.in_rows) result.codes = tape.activation(x.shape, DType::kUInt8, "fp8 codes");
   if (wanted.transposed) {
     result.transposed =
         tape.activation({x.shape[1], x.shape[0]}, DType::kUInt8, "transposed fp8 codes");
   }
-  result.amax = tape.activation(Shape{1}, DType::kInt32, "largest magnitude");
-  tape.kernels().amax({.x = x, .amax = result.amax}, tape.stream());
+  if (weight.scale_words) {
+    result.word = weight.scale_words.narrow(0, static_cast<std::int64_t>(tensor), 1);
+    if (observes) observe(tape, x, weight, tensor);
+  } else {
+    result.own_word = tape.activation(Shape{1}, DType::kInt32, "largest magnitude");
+    result.word = result.own_word;
+    tape.kernels().amax({.x = x, .amax = result.word}, tape.stream());
+    tape.charge(elementwise_cost(x, 1, 1));
+  }
   tape.kernels().fp8_encode({.x = x,
-                             .amax = result.amax,
+                             .amax = result.word,
                              .codes = result.codes,
                              .transposed = result.transposed,
-                             .format = format,
-                             .scales = scales},
+                             .format = result.format,
+                             .scales = weight.fp8.scales},
                             tape.stream());
-  const Cost once = elementwise_cost(x, 4, 2);
+  const Cost once = elementwise_cost(x, 3, 1);
   const double copies = wanted.in_rows && wanted.transposed ? 2.0 : 1.0;
   tape.charge({.flops = once.flops, .bytes = once.bytes + copies * static_cast<double>(x.numel())});
   return result;
@@ -86,20 +113,20 @@ Tensor decode(Tape& tape, const TensorView& codes, const TensorView& amax, Fp8Fo
 }
 
 Tensor decode(Tape& tape, const Fp8Codes& from, Fp8Scales scales) {
-  return decode(tape, from.codes, from.amax, from.format, scales);
+  return decode(tape, from.codes, from.word, from.format, scales);
 }
 
 /// A tensor rounded to fp8.
-Tensor rounded(Tape& tape, const TensorView& x, Fp8Format format, Fp8Scales scales) {
-  return decode(tape, encode(tape, x, format, scales), scales);
+Tensor rounded(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor tensor,
+               bool observes = true) {
+  return decode(tape, encode(tape, x, weight, tensor, {}, observes), weight.fp8.scales);
 }
 
 /// The matrix as products take it: of its codes where ranks have gathered these, which are the same
 /// as those of the gathered matrix.
-Tensor rounded_weight(Tape& tape, const Parameter& weight) {
-  const Fp8Scales scales = weight.fp8.scales;
-  if (!weight.codes) return rounded(tape, weight.value, Fp8Format::kE4M3, scales);
-  return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, scales);
+Tensor rounded_weight(Tape& tape, const Parameter& weight, bool observes) {
+  if (!weight.codes) return rounded(tape, weight.value, weight, Fp8Tensor::kWeight, observes);
+  return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, weight.fp8.scales);
 }
 
 void charge_product(Tape& tape, const GemmArgs& args) {
@@ -114,7 +141,7 @@ struct CodesSide {
 };
 
 CodesSide side_of(const Fp8Codes& of, const Tensor& codes, Fp8Scales scales) {
-  return {as_matrix(codes), {.amax = of.amax, .format = of.format, .scales = scales}};
+  return {as_matrix(codes), {.amax = of.word, .format = of.format, .scales = scales}};
 }
 
 /// C = A B^T of codes, with what `more` adds.
@@ -131,11 +158,12 @@ void multiply_codes(Tape& tape, const CodesSide& a, const CodesSide& b, GemmArgs
 
 /// The matrix for a product of codes, of gathered codes if they are there; `made` holds what is
 /// made here.
-CodesSide weight_side(Tape& tape, const Parameter& weight, bool transposed, Fp8Codes& made) {
+CodesSide weight_side(Tape& tape, const Parameter& weight, bool transposed, Fp8Codes& made,
+                      bool observes) {
   const Fp8Scales scales = weight.fp8.scales;
   if (!weight.codes) {
-    made = encode(tape, weight.value, Fp8Format::kE4M3, scales,
-                  {.in_rows = !transposed, .transposed = transposed});
+    made = encode(tape, weight.value, weight, Fp8Tensor::kWeight,
+                  {.in_rows = !transposed, .transposed = transposed}, observes);
     return side_of(made, transposed ? made.transposed : made.codes, scales);
   }
   CodesSide side{weight.codes, {.amax = weight.amax, .scales = scales}};
@@ -237,7 +265,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   if (keeps && !keeps_codes) saved.whole = Saved(x);
   Fp8Codes codes;
   if (products.forward || keeps_codes) {
-    codes = encode(tape, rows, Fp8Format::kE4M3, products.scales,
+    codes = encode(tape, rows, weight, Fp8Tensor::kInput,
                    {.in_rows = products.forward || !transposes, .transposed = transposes});
   }
   if (keeps_codes) saved.codes = codes;
@@ -248,7 +276,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   }
   if (multiplies_codes(tape, weight)) {
     Fp8Codes made;
-    const CodesSide right = weight_side(tape, weight, false, made);
+    const CodesSide right = weight_side(tape, weight, false, made, true);
     multiply_codes(tape, side_of(codes, codes.codes, products.scales), right,
                    {.c = y,
                     .bias = bias == nullptr ? TensorView() : bias->value,
@@ -258,7 +286,7 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   }
   const Tensor left = decode(tape, codes, products.scales);
   codes = {};
-  const Tensor right = rounded_weight(tape, weight);
+  const Tensor right = rounded_weight(tape, weight, true);
   multiply_decoded(tape, {.a = as_matrix(left),
                           .b = right,
                           .c = y,
@@ -283,12 +311,12 @@ OutputOperand encode_for_gradient(Tape& tape, const Tensor& dy, bool also_rows, 
   const TensorView rows = as_matrix(dy);
   const bool transposed = multiplies_gradient_codes(tape, weight, rows.shape[0]);
   OutputOperand operand;
-  operand.codes = encode(tape, rows, products.gradient_format, products.scales,
+  operand.codes = encode(tape, rows, weight, Fp8Tensor::kOutputGradient,
                          {.in_rows = !transposed || also_rows, .transposed = transposed});
-  if (!saved.codes.amax) {
+  if (!saved.codes.word) {
     const Tensor x = std::exchange(saved.whole, {}).get();
-    saved.codes = encode(tape, as_matrix(x), Fp8Format::kE4M3, products.scales,
-                         {.in_rows = !transposed, .transposed = transposed});
+    saved.codes = encode(tape, as_matrix(x), weight, Fp8Tensor::kInput,
+                         {.in_rows = !transposed, .transposed = transposed}, !products.forward);
   }
   return operand;
 }
@@ -334,16 +362,14 @@ void run_fp8_input_gradient(Tape& tape, const Tensor& dy, AtHand at_hand, const 
   if (!products.input_gradient) return run_input_gradient(tape, as_matrix(dy), weight, dx);
   if (multiplies_codes(tape, weight)) {
     Fp8Codes& codes = at_hand.codes;
-    if (!codes.codes) {
-      codes = encode(tape, as_matrix(dy), products.gradient_format, products.scales);
-    }
+    if (!codes.codes) codes = encode(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient);
     Fp8Codes made;
-    const CodesSide right = weight_side(tape, weight, true, made);
+    const CodesSide right = weight_side(tape, weight, true, made, !products.forward);
     return multiply_codes(tape, side_of(codes, codes.codes, products.scales), right, {.c = dx});
   }
   Tensor decoded = std::move(at_hand.decoded);
-  if (!decoded) decoded = rounded(tape, dy, products.gradient_format, products.scales);
-  const Tensor right = rounded_weight(tape, weight);
+  if (!decoded) decoded = rounded(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient);
+  const Tensor right = rounded_weight(tape, weight, !products.forward);
   multiply_decoded(tape, {.a = as_matrix(decoded), .b = right, .c = dx});
 }
 

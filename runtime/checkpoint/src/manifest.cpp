@@ -50,6 +50,22 @@ Json to_json(const BestEvaluation& best) {
       {"loss", best.loss}, {"step", best.step}, {"without_improvement", best.without_improvement}};
 }
 
+constexpr std::size_t kWordDigits = 8;
+
+/// The name, and the words of each tensor as digits.
+Json to_json(const Fp8History& history) {
+  Json all = Json::array({history.name});
+  for (const std::vector<std::uint32_t>& words : history.words) {
+    std::string text;
+    for (std::size_t w = 0; w < words.size(); ++w) {
+      if (words[w] == 0 && text.size() == kWordDigits) continue;
+      text += in_digits(words[w]).substr(kHashDigits - kWordDigits);
+    }
+    all.push_back(text);
+  }
+  return all;
+}
+
 Json to_json(const SavedParameter& parameter) {
   Json shape = Json::array(), states = Json::array();
   for (int i = 0; i < parameter.shape.rank(); ++i) shape.push_back(parameter.shape[i]);
@@ -144,6 +160,33 @@ std::optional<LossScalerState> read_scaler(const Reader& root) {
                          .good_steps = from["good_steps"].number(),
                          .hysteresis_left = from["hysteresis_left"].number(),
                          .skipped = from["skipped"].number()};
+}
+
+/// Words of kWordDigits digits each, one or more.
+std::vector<std::uint32_t> read_words(const Reader& from) {
+  const std::string digits = from.text();
+  require(!digits.empty() && digits.size() % kWordDigits == 0 &&
+              digits.find_first_not_of("0123456789abcdef") == std::string::npos,
+          ErrorCode::kConfig, from.place(), " is no history");
+  std::vector<std::uint32_t> words;
+  for (std::size_t i = 0; i < digits.size(); i += kWordDigits) {
+    words.push_back(
+        static_cast<std::uint32_t>(std::stoul(digits.substr(i, kWordDigits), nullptr, 16)));
+  }
+  return words;
+}
+
+std::vector<Fp8History> read_histories(const Reader& root) {
+  std::vector<Fp8History> histories;
+  if (!root.has("fp8_histories")) return histories;
+  const Reader from = root["fp8_histories"];
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    Fp8History& history = histories.emplace_back(Fp8History{.name = from.at(i).at(0).text()});
+    for (std::size_t o = 0; o < history.words.size(); ++o) {
+      history.words[o] = read_words(from.at(i).at(1 + o));
+    }
+  }
+  return histories;
 }
 
 std::optional<BestEvaluation> read_best(const Reader& root) {
@@ -277,6 +320,7 @@ Manifest read_root(std::string_view text, const Reader& root) {
                     .samples = root["samples"].number(),
                     .loss_scaler = read_scaler(root),
                     .best = read_best(root),
+                    .fp8_histories = read_histories(root),
                     .model = root["model"].named_texts(),
                     .data = root["data"].named_texts(),
                     .optimizer = root["optimizer"].named_texts(),
@@ -327,6 +371,17 @@ std::int64_t bytes_of(const std::vector<SavedParameter>& parameters,
   return bytes;
 }
 
+std::string to_text(const std::vector<Fp8History>& histories) {
+  Json all = Json::array();
+  for (const Fp8History& history : histories) all.push_back(to_json(history));
+  return Json{{"fp8_histories", all}}.dump();
+}
+
+std::vector<Fp8History> parse_histories(std::string_view text) {
+  const Json root = Json::parse(text);
+  return read_histories(Reader(root, "it"));
+}
+
 std::string to_text(const Manifest& manifest) {
   Json parameters = Json::array(), files = Json::array();
   for (const SavedParameter& parameter : manifest.parameters) {
@@ -347,6 +402,9 @@ std::string to_text(const Manifest& manifest) {
             {"files", files}};
   if (manifest.loss_scaler) root["loss_scaler"] = to_json(*manifest.loss_scaler);
   if (manifest.best) root["best_evaluation"] = to_json(*manifest.best);
+  for (const Fp8History& history : manifest.fp8_histories) {
+    root["fp8_histories"].push_back(to_json(history));
+  }
   // A line for each item of an array, so that people can read it and its size stays sensible.
   std::string text = "{";
   for (const auto& [key, value] : root.items()) {

@@ -13,7 +13,7 @@ constexpr const char* kExperts = "experts, which models here have not";
 constexpr const char* kLaunch = "`launch --config FILE` reads it";
 constexpr const char* kLauncher = "'tessera launch', mpirun or srun starts the processes";
 constexpr const char* kMsAmp = "is of MS-AMP, whose collectives and optimizer states of 8 bits are not there";
-constexpr const char* kNoHistory = "a scale is of the tensor itself, as it is now, and not of a history";
+constexpr double kMostHistory = 1 << 20;
 constexpr const char* kOneMeeting = "processes have one way to find each other";
 constexpr const char* kOnlyAxis = "belongs to an axis that is not there";
 constexpr const char* kShardInstead =
@@ -127,17 +127,17 @@ const std::vector<KeyTable>& accelerate_key_tables() {
       refused("megatron_lm_attention_dropout", kNumber, "a dropout of attention alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"),
       refused("megatron_lm_hidden_dropout", kNumber, "a dropout of hidden layers alone", "set it to 0 and give --dropout").but({"0.0"}).lifted_by("dropout"), }, "megatron_lm_", true},
       {"fp8_config", {
-      used("fp8_backend", kText, "`--fp8-recipe current`; MSAMP is refused").one_of({"AO", "TE", "MSAMP"}),
+      used("fp8_backend", kText, "`--fp8-recipe delayed` for TE, `current` for AO; MSAMP is refused").one_of({"AO", "TE", "MSAMP"}),
       used("fp8_format", kText, "`--fp8-format hybrid` or `e4m3`; E5M2 is refused, as by TransformerEngine").one_of({"HYBRID", "E4M3", "E5M2"}),
       used("fp8_override_linear_precision", kAny, "`--fp8-products`: those that are false"),
       used("fp8_enable_fsdp_float8_all_gather", kFlag, "`--gather-format e4m3`, or `bf16` where it is false"),
       quiet("fp8_pad_inner_dim", kFlag, "matrices of any size are multiplied"),
-      said("fp8_amax_history_len", kInteger, kNoHistory),
-      said("fp8_amax_history_length", kInteger, kNoHistory),
-      said("fp8_amax_compute_algo", kText, kNoHistory).one_of({"max", "most_recent"}).but({"most_recent"}),
-      said("fp8_amax_compute_algorithm", kText, kNoHistory).one_of({"max", "most_recent"}).but({"most_recent"}),
-      refused("fp8_margin", kInteger, "scales below the largest that fit", "set it to 0").but({"0"}),
-      said("fp8_interval", kInteger, "a scale is computed each time that a tensor is rounded").but({"1"}),
+      used("fp8_amax_history_len", kInteger, "`--fp8-history`, with backend TE").from(1, kMostHistory),
+      used("fp8_amax_history_length", kInteger, "`--fp8-history`, with backend TE").from(1, kMostHistory),
+      used("fp8_amax_compute_algo", kText, "`--fp8-history-rule`, with backend TE").one_of({"max", "most_recent"}),
+      used("fp8_amax_compute_algorithm", kText, "`--fp8-history-rule`, with backend TE").one_of({"max", "most_recent"}),
+      used("fp8_margin", kInteger, "`--fp8-margin`, with backend TE").from(0, 64),
+      used("fp8_interval", kInteger, "with backend TE 1 alone: histories move on in each step").from(1),
       refused("fp8_use_autocast_during_eval", kFlag, "evaluation in fp8", "set it to false; evaluation is in bf16"),
       refused("fp8_use_mxfp8_block_scaling", kFlag, "scales of blocks of 32 numbers", "set it to false"),
       said("fp8_opt_level", kText, kMsAmp),

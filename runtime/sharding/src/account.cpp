@@ -27,6 +27,8 @@ MemoryCategory category_of(const ScheduleBuffer& buffer) {
       return MemoryCategory::kUnshardedParameters;
     case Role::kGradient:
       return buffer.is_slot() ? MemoryCategory::kUnshardedGradients : MemoryCategory::kGradients;
+    case Role::kHistory:
+    case Role::kMaxima:
     case Role::kMaster:
     case Role::kOptimizer:
       return MemoryCategory::kOptimizer;

@@ -95,10 +95,22 @@ void split(Unit& unit, const std::vector<std::vector<bool>>& in_fp8, int parts,
   unit.flats = std::move(flats);
 }
 
+/// Counts the matrices of layers whose tensors have histories.
+void count_histories(ModelLayout& layout, const Fp8Options& options) {
+  const std::vector<Fp8Products> products = fp8_products(layout, options);
+  for (std::size_t l = 0; l < layout.layers.size(); ++l) {
+    if (!products[l].any()) continue;
+    LayerLayout& layer = layout.layers[l];
+    layer.fp8_histories = static_cast<int>(std::ranges::count_if(
+        layer.parameters, [&](const ParameterAddress& a) { return layout.tensor_of(a).spec.fp8; }));
+  }
+}
+
 }  // namespace
 
 ModelLayout with_fp8_apart(ModelLayout layout, const Fp8Options& options, int parts,
                            std::int64_t alignment) {
+  if (options.is_delayed()) count_histories(layout, options);
   if (!reads_codes_only(options)) return layout;
   const std::set<TensorId> tensors = tensors_in_fp8(layout, options);
   const ModelLayout before = layout;

@@ -49,7 +49,13 @@ std::string_view to_string(GatherFormat format) {
   return format == GatherFormat::kE4M3 ? "e4m3" : "bf16";
 }
 
-std::string_view to_string(Fp8Recipe) { return "current"; }
+std::string_view to_string(Fp8Recipe recipe) {
+  return recipe == Fp8Recipe::kCurrent ? "current" : "delayed";
+}
+
+std::string_view to_string(Fp8HistoryRule rule) {
+  return rule == Fp8HistoryRule::kMax ? "max" : "most-recent";
+}
 
 std::string_view to_string(Fp8Formats formats) {
   return formats == Fp8Formats::kHybrid ? "hybrid" : "e4m3";

@@ -50,6 +50,7 @@ std::vector<ScheduleLayer> schedule_layers(const ModelLayout& layout,
       const bool is_new = std::ranges::find(out.gradients, id) == out.gradients.end();
       if (layout.flat_of(address).trainable && is_new) out.gradients.push_back(id);
     }
+    out.fp8_histories = in.fp8_histories;
     out.splits_backward = split_backward && in.splits_backward;
     layers.push_back(std::move(out));
   }
@@ -176,6 +177,8 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
           ErrorCode::kConfig, "prefetch depths must be 0 or more");
   require(options.scale_units >= 1, ErrorCode::kConfig,
           "scales are joined by units, 1 or more, not ", options.scale_units);
+  require(options.fp8_history >= 0, ErrorCode::kConfig, "histories are of steps, 0 or more, not ",
+          options.fp8_history);
   check_inputs(layout, options);
   check_pipeline(layout, options);
   Schedule schedule;
@@ -217,6 +220,8 @@ std::span<const PlanPass> plan_passes() {
       PlanPass{"shard", "collectives around what the placement cuts", shard},
       PlanPass{"tiers", "copies between tiers, and decoding", tiers},
       PlanPass{"prefetch", "what comes ahead of use, and which uses are joined", prefetch},
+      PlanPass{"histories", "scales of earlier steps, and the largest magnitudes of this one",
+               histories},
       PlanPass{"codes", "all-gathers of matrices as fp8 codes, and their scales", codes},
       PlanPass{"slots", "memory that contents share", slots},
       PlanPass{"synchronise", "waits between lanes", synchronise}};

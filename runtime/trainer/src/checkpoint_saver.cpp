@@ -43,7 +43,8 @@ void CheckpointSaver::prepare() {
 
 void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::int64_t samples,
                             const std::optional<LossScalerState>& loss_scaler,
-                            const std::optional<BestEvaluation>& best) {
+                            const std::optional<BestEvaluation>& best,
+                            std::vector<Fp8History> fp8_histories) {
   require(phase_ == Phase::kNone, ErrorCode::kInvalidArgument, "a checkpoint is being written");
   prepare();
   began_ = Clock::now();
@@ -53,6 +54,7 @@ void CheckpointSaver::begin(const std::string& folder, std::int64_t step, std::i
   manifest_.samples = samples;
   manifest_.loss_scaler = loss_scaler;
   manifest_.best = best;
+  manifest_.fp8_histories = std::move(fp8_histories);
   phase_ = Phase::kBegun;
   // The first process makes the folder, before any other writes to it.
   if (is_first()) {

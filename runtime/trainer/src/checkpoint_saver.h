@@ -32,7 +32,7 @@ class CheckpointSaver {
   /// An Error{kIo} of any process is thrown in all of them, and nothing is in flight then.
   void begin(const std::string& folder, std::int64_t step, std::int64_t samples,
              const std::optional<LossScalerState>& loss_scaler,
-             const std::optional<BestEvaluation>& best);
+             const std::optional<BestEvaluation>& best, std::vector<Fp8History> fp8_histories);
   bool in_flight() const { return phase_ != Phase::kNone; }
   /// The state has not been copied yet: it must not change but by a step of the program.
   bool wants_copy() const { return phase_ == Phase::kBegun; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "setting_rows.h"
@@ -12,7 +13,12 @@
 namespace tessera {
 
 // The values of the members' types; see bound_setting.h.
-constexpr auto choices_of(Fp8Recipe) { return std::array{Fp8Recipe::kCurrent}; }
+constexpr auto choices_of(Fp8Recipe) {
+  return std::array{Fp8Recipe::kCurrent, Fp8Recipe::kDelayed};
+}
+constexpr auto choices_of(Fp8HistoryRule) {
+  return std::array{Fp8HistoryRule::kMax, Fp8HistoryRule::kMostRecent};
+}
 constexpr auto choices_of(Fp8Formats) { return std::array{Fp8Formats::kHybrid, Fp8Formats::kE4M3}; }
 constexpr auto choices_of(Fp8Scales) {
   return std::array{Fp8Scales::kPowerOfTwo, Fp8Scales::kExact};
@@ -37,20 +43,43 @@ using nlohmann::json;
 void check_products(const json& value) { parse_fp8_products(value.get<std::string>()); }
 void check_blocks(const json& value) { parse_fp8_bf16_blocks(value.get<std::string>()); }
 
-/// A row that is absent in another precision, unless it has another value than usual.
-Row in_fp8_only(Row row) {
-  row.read = [read = row.read, usual = row.setting.fallback](const O& o) -> json {
+/// A row that is absent where `means_something` says so, unless it has another value than usual.
+Row absent_elsewhere(Row row, bool (*means_something)(const Fp8Options&)) {
+  row.read = [read = row.read, usual = row.setting.fallback, means_something](const O& o) -> json {
     json value = read(o);
-    if (!o.fp8.enabled && value == usual) value = nullptr;
+    if (!means_something(o.fp8) && value == usual) value = nullptr;
     return value;
   };
   row.setting.fallback = nullptr;
   return row;
 }
 
+/// A row that is absent in another precision.
 template <auto... members>
 Row fp8_row(const char* name, const char* help, Setting more = {}) {
-  return in_fp8_only(bound<&O::fp8, members...>(name, help, std::move(more)));
+  return absent_elsewhere(bound<&O::fp8, members...>(name, help, std::move(more)),
+                          [](const Fp8Options& fp8) { return fp8.enabled; });
+}
+
+/// A row that is absent with another recipe.
+template <auto... members>
+Row history_row(const char* name, const char* help, Setting more = {}) {
+  return absent_elsewhere(bound<&O::fp8, members...>(name, help, std::move(more)),
+                          [](const Fp8Options& fp8) { return fp8.is_delayed(); });
+}
+
+std::vector<Row> history_rows() {
+  return {
+      history_row<&Fp8Options::history>(
+          "fp8_history", "of delayed scaling: steps whose largest magnitudes decide a scale [1024]",
+          {.minimum = 1}),
+      history_row<&Fp8Options::history_rule>(
+          "fp8_history_rule",
+          "of delayed scaling: the magnitude of the history that decides, max or most-recent "
+          "[max]"),
+      history_row<&Fp8Options::margin>(
+          "fp8_margin", "of delayed scaling: scales are smaller by so many powers of two [0]",
+          {.minimum = 0, .maximum = 64})};
 }
 
 }  // namespace
@@ -71,12 +100,13 @@ Row precision_row() {
 }
 
 std::vector<Row> fp8_rows() {
-  return in_group(
+  std::vector<Row> rows = in_group(
       "Products in fp8",
       {
           fp8_row<&Fp8Options::recipe>(
               "fp8_recipe",
-              "whose largest magnitude decides a tensor's scale: current (its own, now) [current]"),
+              "whose largest magnitude decides a tensor's scale: current (its own, now) or delayed "
+              "(its own in earlier steps, over all micro-batches and ranks) [current]"),
           fp8_row<&Fp8Options::formats>(
               "fp8_format",
               "hybrid (E5M2 for gradients of outputs, E4M3 for inputs and weights) or e4m3 (for "
@@ -108,30 +138,73 @@ std::vector<Row> fp8_rows() {
               "units whose scales are joined by one message, with codes that travel [8]",
               {.minimum = 1}),
       });
+  std::vector<Row> histories = in_group("Products in fp8", history_rows());
+  rows.insert(rows.begin() + 1, std::make_move_iterator(histories.begin()),
+              std::make_move_iterator(histories.end()));
+  return rows;
 }
 
 std::string precision_name(const TrainerOptions& options) {
   return options.fp8.enabled ? "fp8" : std::string(to_string(options.precision));
 }
 
+static std::string text_of(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+[[noreturn]] static void refuse_without_fp8(const std::string& name, const json& value,
+                                            const std::string& precision) {
+  fail(ErrorCode::kConfig, name, " is ", text_of(value), ", but precision is ", precision,
+       ", which has no products in fp8; use `precision` fp8, or leave `", name, "` out");
+}
+
+[[noreturn]] static void refuse_without_histories(const std::string& name, const json& value) {
+  fail(
+      ErrorCode::kConfig, name, " is ", text_of(value),
+      ", but fp8_recipe is current, which keeps no histories; use `fp8_recipe` delayed, or leave `",
+      name, "` out");
+}
+
+void check_typed_fp8(const Settings& settings) {
+  const auto is_typed = [&](const Row& row) {
+    return settings.is_typed(row.setting.name) && !settings.is_null(row.setting.name);
+  };
+  const auto precision = settings.get<std::string>("precision");
+  for (const Row& row : fp8_rows()) {
+    if (precision == "fp8" || !is_typed(row)) continue;
+    refuse_without_fp8(row.setting.name, settings.value(row.setting.name), precision);
+  }
+  for (const Row& row : history_rows()) {
+    if (settings.text("fp8_recipe") == "delayed" || !is_typed(row)) continue;
+    refuse_without_histories(row.setting.name, settings.value(row.setting.name));
+  }
+}
+
 void check_fp8(const TrainerOptions& options) {
   if (options.fp8.enabled) {
     require(options.precision == DType::kBFloat16, ErrorCode::kConfig,
-            "fp8 is enabled, but the "
-            "dtype is ",
-            to_string(options.precision),
+            "fp8 is enabled, but the dtype is ", to_string(options.precision),
             ": all but the products in fp8 is in bf16; use `precision` bf16");
-    return;
   }
-  for (const Row& row : fp8_rows()) {
+  for (const Row& row : options.fp8.enabled ? history_rows() : fp8_rows()) {
     const json value = row.read(options);
-    require(value.is_null(), ErrorCode::kConfig, row.setting.name, " is ",
-            value.is_string() ? value.get<std::string>() : value.dump(), ", but precision is ",
-            to_string(options.precision),
-            ", which has no products in fp8; use `precision` fp8, or "
-            "leave `",
-            row.setting.name, "` out");
+    if (value.is_null() || options.fp8.is_delayed()) continue;
+    if (options.fp8.enabled) refuse_without_histories(row.setting.name, value);
+    refuse_without_fp8(row.setting.name, value, std::string(to_string(options.precision)));
   }
+}
+
+/// Says what a tensor's scale is made of.
+static std::string scales_note(const Fp8Options& fp8) {
+  if (!fp8.is_delayed()) {
+    return "a scale is that of a micro-batch's tensor, so that the bits depend on `micro_batch`";
+  }
+  if (fp8.history_rule == Fp8HistoryRule::kMostRecent) {
+    return "a scale is that of the largest magnitude in the step before, of all micro-batches and "
+           "ranks, and 1 in the first step";
+  }
+  return concat("a scale is that of the largest magnitude in the last ", fp8.history,
+                " steps, of all micro-batches and ranks, and 1 in the first step");
 }
 
 std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLayout& layout,
@@ -156,10 +229,9 @@ std::vector<std::string> fp8_notes(const TrainerOptions& options, const ModelLay
                       : concat("all ", blocks, " blocks stay in bf16 by fp8_bf16_blocks ",
                                to_string(options.fp8.bf16_blocks)),
           "; use `precision` bf16", blocks == 0 ? "" : ", or fewer blocks in `fp8_bf16_blocks`");
-  std::vector<std::string> notes{
-      concat("products in fp8: ", to_string(options.fp8.products), " of ", in_fp8, " of ", blocks,
-             " blocks; a scale is that of a micro-batch's tensor, so that the bits depend on "
-             "`micro_batch`; evaluation is in bf16")};
+  std::vector<std::string> notes{concat("products in fp8: ", to_string(options.fp8.products),
+                                        " of ", in_fp8, " of ", blocks, " blocks; ",
+                                        scales_note(options.fp8), "; evaluation is in bf16")};
   constexpr std::int64_t kNarrow = 1024, kFewRows = 4096;
   if (narrowest < kNarrow) {
     notes.push_back(concat("fp8 gains nothing here: matrices are as narrow as ", narrowest,
@@ -243,9 +315,14 @@ std::string gather_note(const TrainerOptions& options, const StepPlan& step) {
         to_string(options.fp8.products), ", layers read them in bf16 as well");
   }
   if (in_shards == 0) return "";
-  std::string note =
-      concat("matrices in fp8 of ", in_codes, " units are gathered as codes, scales of ",
-             options.fp8.scale_units, " units by one message");
+  if (in_codes == 0) {
+    return "matrices in fp8 are gathered in bf16, not as `gather_format` e4m3: their parameters "
+           "come from the host";
+  }
+  std::string note = concat("matrices in fp8 of ", in_codes, " units are gathered as codes, ",
+                            options.fp8.is_delayed() ? std::string("by the scales of earlier steps")
+                                                     : concat("scales of ", options.fp8.scale_units,
+                                                              " units by one message"));
   if (in_codes < in_shards) {
     note += concat("; those of ", in_shards - in_codes,
                    " units, whose parameters come from the host, are gathered in bf16");

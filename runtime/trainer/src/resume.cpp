@@ -36,13 +36,13 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
 /// The other settings that decide the bits of steps to come, or who computes them.
 std::vector<NamedText> describe_options(const TrainerOptions& options) {
   const std::vector<std::string> names{
-      "ranks",       "strategy",        "replicas",        "micro_batch",
-      "accumulate",  "steps",           "learning_rate",   "minimum_learning_rate",
-      "precision",   "reduce_dtype",    "warmup_steps",    "learning_rate_schedule",
-      "decay_steps", "reduction_order", "loss_scale",      "loss_scale_dialect",
-      "pipeline",    "tied_apart",      "fp8_recipe",      "fp8_format",
-      "fp8_scales",  "fp8_products",    "fp8_bf16_blocks", "fp8_fast_accumulation",
-      "gemm_table"};
+      "ranks",        "strategy",        "replicas",         "micro_batch",
+      "accumulate",   "steps",           "learning_rate",    "minimum_learning_rate",
+      "precision",    "reduce_dtype",    "warmup_steps",     "learning_rate_schedule",
+      "decay_steps",  "reduction_order", "loss_scale",       "loss_scale_dialect",
+      "pipeline",     "tied_apart",      "fp8_recipe",       "fp8_format",
+      "fp8_scales",   "fp8_history",     "fp8_history_rule", "fp8_margin",
+      "fp8_products", "fp8_bf16_blocks", "fp8_fast_accumulation", "gemm_table"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
     // Checkpoints without stages or a table of GEMMs do not name them, nor those in other
@@ -51,7 +51,9 @@ std::vector<NamedText> describe_options(const TrainerOptions& options) {
                           (value.name == "tied_apart" && value.value == "false") ||
                           (value.name == "gemm_table" && value.value == "none") ||
                           (value.name == "fp8_fast_accumulation" && value.value == "false") ||
-                          (value.name.starts_with("fp8_") && !options.fp8.enabled);
+                          (value.name.starts_with("fp8_") && !options.fp8.enabled) ||
+                          (value.name.starts_with("fp8_history") && !options.fp8.is_delayed()) ||
+                          (value.name == "fp8_margin" && !options.fp8.is_delayed());
     if (is_usual) continue;
     if (std::ranges::find(names, value.name) != names.end()) own.push_back(value);
   }
@@ -106,6 +108,18 @@ std::string scaler_note(const Manifest& saved, const TrainerOptions& options) {
   if (!now && saved.loss_scaler) {
     return concat("the checkpoint's loss scale of ", saved.loss_scaler->scale,
                   " is left behind: `loss_scale.choice` is none");
+  }
+  return "";
+}
+
+/// Says how the histories of delayed scaling go on; "" where they go on as they were.
+std::string history_note(const Manifest& saved, const TrainerOptions& options) {
+  if (options.fp8.is_delayed() && saved.fp8_histories.empty()) {
+    return "the checkpoint has no histories of delayed scaling: they begin anew, with scales of 1";
+  }
+  if (!options.fp8.is_delayed() && !saved.fp8_histories.empty()) {
+    return "the checkpoint's histories of delayed scaling are left behind: `fp8_recipe` is not "
+           "delayed";
   }
   return "";
 }
@@ -212,6 +226,9 @@ ResumeChoice find_resume_point(const TrainingPlan& plan,
   }
   choice.notes.push_back(std::move(taken));
   if (std::string note = scaler_note(saved, plan.options); !note.empty()) {
+    choice.notes.push_back(std::move(note));
+  }
+  if (std::string note = history_note(saved, plan.options); !note.empty()) {
     choice.notes.push_back(std::move(note));
   }
   choice.point = point;

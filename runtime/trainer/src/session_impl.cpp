@@ -245,6 +245,7 @@ std::string Session::Impl::load(const ResumePoint& point, bool again) {
       }
     });
     if (scaler) seat.executor.set_loss_scaler(*scaler);
+    seat.executor.set_fp8_histories(point.manifest.fp8_histories);
   });
   std::erase(damages, "");
   std::string damage = damages.empty() ? "" : damages.front();
@@ -277,7 +278,7 @@ void Session::Impl::begin_save(const std::string& folder) {
   require(!saver().in_flight(), ErrorCode::kInvalidArgument,
           "a checkpoint is being written; finish_save() comes first");
   const std::int64_t samples = steps_ * sample_division(plan_.options).samples_per_step();
-  saver().begin(folder, steps_, offset_ + samples, loss_scaler(), best_);
+  saver().begin(folder, steps_, offset_ + samples, loss_scaler(), best_, fp8_histories());
 }
 
 std::optional<SaveRecord> Session::Impl::finish_save() {

@@ -77,6 +77,7 @@ class Session::Impl {
   void load_initial();
   CheckpointSaver& saver();
   std::optional<LossScalerState> loss_scaler();
+  std::vector<Fp8History> fp8_histories();
   bool agrees_to_stop(std::int64_t next);
   StepRecord record_of(const StepResult& result, const RankSeat& seat, double seconds) const;
 

@@ -471,6 +471,7 @@ Setting state_dict_setting() {
 }
 
 TrainerOptions trainer_options(const Settings& settings) {
+  check_typed_fp8(settings);
   return resolved(options_of(trainer_rows(), settings));
 }
 

@@ -227,6 +227,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .overlap_optimizer = options.overlap_steps.value_or(false),
           .gather_codes = options.fp8.enabled && options.fp8.gather_format == GatherFormat::kE4M3,
           .scale_units = options.fp8.scale_units,
+          .fp8_history = options.fp8.is_delayed() ? options.fp8.history : 0,
           .updates_wait_for_norm = needs_norm(options),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
           .offload_optimizer = options.offload_optimizer.host,

@@ -101,8 +101,9 @@ constexpr float fp8_scale(std::uint32_t amax, Fp8Format format, Fp8Scales rule) 
 /// amax = the largest |x|: the largest of the absolute values' words, so that the order of
 /// comparisons does not matter and NaN is larger than infinity. 0 if x is empty.
 struct AmaxArgs {
-  TensorView x{};     // (n); fp32, bf16 or fp16
-  TensorView amax{};  // (1); int32: the word of an fp32 number
+  TensorView x{};           // (n); fp32, bf16 or fp16
+  TensorView amax{};        // (1); int32: the word of an fp32 number
+  bool accumulate = false;  ///< the larger one of that and what amax holds
 };
 
 /// words = by column, the largest of the rows' words, as unsigned numbers: those of amax.

@@ -5,6 +5,7 @@
 
 #include "tessera/core/device.h"
 #include "tessera/kernels/fp8.h"
+#include "tessera/kernels/fp8_history.h"
 #include "tessera/kernels/layer_arguments.h"
 #include "tessera/kernels/step_arguments.h"
 #include "tessera/kernels/weight_format.h"
@@ -73,6 +74,7 @@ struct KernelTable {
   KernelFunction<Fp8EncodeArgs> fp8_encode;
   KernelFunction<Fp8DecodeArgs> fp8_decode;
   KernelFunction<Fp8TransposeArgs> fp8_transpose;
+  KernelFunction<RollFp8HistoryArgs> roll_fp8_history;
 
   // Library work done once for a problem, so that no step has to: choose an algorithm, compile a
   // kernel. A call with these arguments finds it done; nothing is launched, and of addresses only

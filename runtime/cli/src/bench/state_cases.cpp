@@ -118,6 +118,18 @@ void add_scalar_cases(std::vector<KernelCase>& cases) {
                          Fp8TransposeArgs{.codes = o.empty({4 * c, c}, DType::kUInt8),
                                           .transposed = o.empty({c, 4 * c}, DType::kUInt8)});
                    }});
+  // The tensors of four matrices in each of 48 blocks, over 1024 steps.
+  cases.push_back({"roll_fp8_history/steps:1024", [](KernelLab& lab) {
+                     Operands o{lab};
+                     const auto words = [&](const Shape& shape) {
+                       return TensorView(o.integers(shape.numel(), 0).data, DType::kInt32, shape);
+                     };
+                     constexpr std::int64_t kTensors = 3 * 4 * 48;
+                     return counted_call(o, &KernelTable::roll_fp8_history,
+                                         RollFp8HistoryArgs{.newest = words({kTensors}),
+                                                            .history = words({kTensors, 1023}),
+                                                            .scale_words = words({kTensors})});
+                   }});
   to.add(
       "exact_sum", &KernelTable::exact_sum,
       [](Operands& o) {

@@ -32,10 +32,15 @@ struct ListedAxis {
   const char* setting;
   const char* help;
   bool of_pipeline = false;
+  bool of_fp8 = false;
 };
 /// To add an axis: a row. Those of strategy and ranks are there always.
 constexpr std::array kListedAxes{
-    ListedAxis{"precisions", "precision", "precisions to compare, like fp32,bf16,fp16"},
+    ListedAxis{"precisions", "precision", "precisions to compare, like fp32,bf16,fp8"},
+    ListedAxis{"fp8_recipes", "fp8_recipe", "recipes of fp8 to compare, like current,delayed",
+               false, true},
+    ListedAxis{"gather_formats", "gather_format",
+               "formats of gathers in fp8 to compare, like e4m3,bf16", false, true},
     ListedAxis{"micro_batches", "micro_batch", "micro-batches to compare, like 1,4,16"},
     ListedAxis{"replica_counts", "replicas",
                "numbers of copies of the sharded state to compare, like 0,2,4; 0: the strategy's "
@@ -135,7 +140,8 @@ std::vector<Swept> axes_of(const Config& config, const std::string& ranks) {
   std::vector<Swept> axes{strategies, of_ranks};
   for (const ListedAxis& axis : kListedAxes) {
     if (config.is_null(axis.list)) continue;
-    axes.push_back({axis.setting, listed_or_own(axis.list, axis.setting), axis.of_pipeline});
+    axes.push_back(
+        {axis.setting, listed_or_own(axis.list, axis.setting), axis.of_pipeline, axis.of_fp8});
   }
   for (const Swept& axis : axes) refuse_repetition(axis);
   return axes;

@@ -39,14 +39,25 @@ std::string text_of_value(const nlohmann::ordered_json& value) {
   return value.is_null() ? "-" : plain_text(value);
 }
 
+/// Figures of fp8 name their recipe and how parameters travel, whatever is given.
+void add_fp8_default(const std::string& name, std::vector<NamedText>& settings) {
+  const Fp8Options usual;
+  if (name == "fp8_recipe") settings.push_back({name, std::string(to_string(usual.recipe))});
+  if (name == "gather_format") {
+    settings.push_back({name, std::string(to_string(usual.gather_format))});
+  }
+}
+
 std::vector<NamedText> settings_of(const Config& config, const std::vector<Swept>& axes) {
   std::vector<NamedText> settings;
+  const bool in_fp8 = config.get<std::string>("precision") == "fp8";
   for (const Swept& axis : axes) {
     settings.push_back({axis.name, text_of_value(config.value(axis.name))});
   }
   for (const Setting& setting : config.table()) {
     const bool is_axis = std::ranges::find(axes, setting.name, &Swept::name) != axes.end();
     const auto& value = config.value(setting.name);
+    if (!is_axis && in_fp8 && value.is_null()) add_fp8_default(setting.name, settings);
     if (is_axis || !is_of_a_run(setting.name) || value.is_null()) continue;
     if (nlohmann::json(value) == setting.fallback) continue;
     settings.push_back({setting.name, text_of_value(value)});
@@ -175,28 +186,31 @@ void add_simulated_time(const CompareRequest& request, const Config& config,
 
 Config cell_config(const CompareRequest& request, const std::vector<std::string>& values) {
   Config config = request.config;
-  const auto set = [&](bool of_pipeline) {
+  const auto set = [&](bool of_pipeline, bool of_fp8) {
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const std::string& name = request.axes[i].name;
-      if (request.axes[i].of_pipeline != of_pipeline) continue;
+      const auto& [name, all, is_of_pipeline, is_of_fp8] = request.axes[i];
+      if (is_of_pipeline != of_pipeline || is_of_fp8 != of_fp8) continue;
       config.set_text(name, values[i]);
       if (name == "prefetch_forward") config.set_text("prefetch_backward", values[i]);
     }
   };
-  set(false);
-  if (config.get<std::int64_t>("pipeline") > 1) set(true);  // one stage has its own order
+  set(false, false);
+  if (config.get<std::int64_t>("pipeline") > 1) set(true, false);  // one stage has its own order
+  if (config.get<std::string>("precision") == "fp8") set(false, true);
   return config;
 }
 
 namespace {
 
-/// Whether another combination is the same run: of one stage the first is taken.
+/// Whether another combination is the same run: of values that change nothing the first is taken.
 bool is_repeated(const CompareRequest& request, const Config& config,
                  const std::vector<std::string>& values) {
-  if (config.get<std::int64_t>("pipeline") > 1) return false;
+  const bool in_stages = config.get<std::int64_t>("pipeline") > 1;
+  const bool in_fp8 = config.get<std::string>("precision") == "fp8";
   for (std::size_t i = 0; i < values.size(); ++i) {
     const Swept& axis = request.axes[i];
-    if (axis.of_pipeline && values[i] != axis.values.front()) return true;
+    const bool is_idle = (axis.of_pipeline && !in_stages) || (axis.of_fp8 && !in_fp8);
+    if (is_idle && values[i] != axis.values.front()) return true;
   }
   return false;
 }
@@ -251,6 +265,7 @@ Comparison plan_matrix(const CompareRequest& request) {
 std::vector<std::string> train_flags(const ComparedCell& cell) {
   std::vector<std::string> flags{"train", "--no-default-config", "--sample-tokens", "0", "--quiet"};
   for (const NamedText& setting : cell.settings) {
+    if (setting.value == "-") continue;  // an axis that this cell does not have
     flags.push_back(flag_name(setting.name) + "=" + setting.value);
   }
   return flags;

@@ -133,8 +133,19 @@ std::function<int()> add_estimate_memory(CLI::App& app) {
       "ranks of a node, by which hybrids choose their replicas [all ranks on one node]")
       ->type_name("N");
   app.add_option("--strategies", request->memory.strategies, "[all]")->delimiter(',');
-  app.add_option("--precision", request->memory.precisions, "fp32, bf16, fp16: one or several")
+  app.add_option("--precision", request->memory.precisions, "fp32, bf16, fp16, fp8: one or several")
       ->delimiter(',');
+  const auto add_fp8 = [&](const std::string& name, const std::string& help) {
+    const auto take = [request, name](const std::string& text) {
+      request->memory.of_fp8.push_back({name, text});
+    };
+    return app.add_option_function<std::string>(flag_name(name), take, "of precision fp8: " + help);
+  };
+  add_fp8("fp8_recipe", "current or delayed [current]")->type_name("TEXT");
+  add_fp8("fp8_history", "with recipe delayed, steps that a scale is made of [1024]")
+      ->type_name("N");
+  add_fp8("gather_format", "how matrices travel, as codes (e4m3) or in bf16 [e4m3]")
+      ->type_name("TEXT");
   add("--micro-batch", "micro_batch", "samples per micro-step and rank")->type_name("N");
   add("--pipeline", "pipeline",
       "pipeline ranks, which have stages of the model; each has a row [1]")

@@ -81,7 +81,10 @@ PlanRows plan_rows(const MemoryRequest& request) {
   Config config = request.config;
   const std::vector<Swept> sweep{{"precision", request.precisions},
                                  {"recompute", {"none", "selective", "full"}}};
-  const auto add = [&](Config own, const std::vector<std::string>& /*values*/) {
+  const auto add = [&](Config own, const std::vector<std::string>& values) {
+    if (values.front() == "fp8") {
+      for (const NamedText& setting : request.of_fp8) own.set_text(setting.name, setting.value);
+    }
     const PlannedRun run(own, [](TrainerOptions&, const RunInputs&) {});
     const TrainerOptions& options = run.plan.options;
     const auto column = static_cast<std::size_t>(options.policy.recompute);
@@ -121,6 +124,13 @@ void check_settings(const MemoryRequest& request) {
   Config config = request.config;
   for (const std::string& ranks : request.ranks) config.set_text("ranks", ranks);
   for (const std::string& precision : request.precisions) config.set_text("precision", precision);
+  for (const NamedText& setting : request.of_fp8) {
+    config.set_text(setting.name, setting.value);
+    const auto& precisions = request.precisions;
+    require(std::ranges::find(precisions, "fp8") != precisions.end(), ErrorCode::kConfig,
+            flag_name(setting.name), " is ", setting.value,
+            ", but no --precision is fp8; give it, or leave ", flag_name(setting.name), " out");
+  }
   // Beyond that, sizes in bytes would not fit into an integer.
   constexpr std::int64_t kMost = 1 << 20;
   const auto micro_batch = config.get<std::int64_t>("micro_batch");

@@ -76,7 +76,8 @@ struct MemoryRequest {
   std::vector<std::string> ranks{"8"};
   std::vector<std::string> strategies{};
   std::vector<std::string> precisions{"bf16"};
-  Config config;  ///< with a micro-batch of 1
+  std::vector<NamedText> of_fp8{};  ///< settings of precision fp8, which others do not have
+  Config config;                    ///< with a micro-batch of 1
 };
 
 constexpr std::array kRecomputes{Recompute::kNone, Recompute::kSelective, Recompute::kFull};

@@ -15,6 +15,7 @@ struct Swept {
   std::string name;
   std::vector<std::string> values;
   bool of_pipeline = false;  ///< varied only where there are several stages
+  bool of_fp8 = false;       ///< varied only with precision fp8
 };
 
 /// The parts of a text that are not empty.

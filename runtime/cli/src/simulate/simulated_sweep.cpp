@@ -198,6 +198,11 @@ std::vector<NamedText> fixed_settings(const Config& config, const std::vector<Sw
   for (const char* const name : {"precision", "strategy", "ranks", "micro_batch", "accumulate"}) {
     add(name, plain_text(config.value(name)));
   }
+  const bool in_fp8 = std::ranges::any_of(
+      cells, [](const SimulatedCell& cell) { return cell.run->plan.options.fp8.enabled; });
+  const Fp8Options& fp8 = cells.front().run->plan.options.fp8;
+  if (in_fp8) add("fp8_recipe", std::string(to_string(fp8.recipe)));
+  if (in_fp8) add("gather_format", std::string(to_string(fp8.gather_format)));
   const auto length = cells.front().run->choice.sequence_length;
   const bool has_one_length = std::ranges::all_of(
       cells, [&](const SimulatedCell& cell) { return cell.run->choice.sequence_length == length; });

@@ -88,6 +88,7 @@ Executor::Impl::Impl(TrainingState& state, const Model& model, const std::vector
     const std::string note = register_buffers(*program.schedule, programs_.back()->buffers, groups);
     if (registration_note_.empty()) registration_note_ = note;
   }
+  begin_histories();
   if (options_.loss_scaling) set_loss_scaler(options_.loss_scaling->initial_state());
   prepare(memory);
   // Each step writes the loss scale before it is read.
@@ -300,6 +301,12 @@ void Executor::run_apart(const std::function<void(Stream&)>& work) {
 }
 
 void Executor::set_parameters(const ParameterValues& values) { impl_->set_parameters(values); }
+
+std::vector<Fp8History> Executor::fp8_histories() { return impl_->fp8_histories(); }
+
+void Executor::set_fp8_histories(const std::vector<Fp8History>& histories) {
+  impl_->set_fp8_histories(histories);
+}
 
 void Executor::gather_parameters(const std::function<void(FullParameter parameter)>& receive) {
   impl_->gather_parameters(receive);

@@ -55,6 +55,8 @@ class Executor::Impl {
     require(host != nullptr, ErrorCode::kInvalidArgument, "no snapshot has been taken");
     return host->at(state_tensor);
   }
+  std::vector<Fp8History> fp8_histories();
+  void set_fp8_histories(const std::vector<Fp8History>& histories);
   void run_apart_from_steps(const std::function<void(Stream&)>& work) {
     require_no_step();
     run_apart(work);
@@ -130,6 +132,8 @@ class Executor::Impl {
   void judge(const Begun& step, StepResult& result);
   std::string find_non_finite(std::size_t turn);
   void prepare(Memory& memory);
+  void begin_histories();
+  const Schedule* schedule_with_histories() const;
   /// One before it, of the same batches; null if there is none.
   const Loaded* find_alike(const Program& program) const;
 

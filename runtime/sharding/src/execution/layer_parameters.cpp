@@ -38,10 +38,12 @@ LayerParameters::LayerParameters(const Schedule& schedule, const ModelLayout& la
       layout_(layout),
       buffers_(buffers),
       fp8_(fp8_products(layout, fp8)),
-      fp8_scales_(fp8.scales),
+      options_(fp8),
       scales_(schedule),
+      histories_(schedule),
       written_(schedule.buffers.size()) {
   check_codes();
+  number_histories();
   is_added_to_.resize(layout.layers.size());
   std::set<std::tuple<int, int, int>> behind;  // unit, flat parameter and tensor
   for (std::size_t l = layout.layers.size(); l-- > 0;) {
@@ -71,6 +73,32 @@ void LayerParameters::check_codes() const {
   }
 }
 
+/// Matrices have their histories in order of layers.
+void LayerParameters::number_histories() {
+  const bool trains = schedule_.purpose == Purpose::kTrain;
+  require(!trains || (schedule_.fp8_history > 0) == options_.is_delayed(),
+          ErrorCode::kInvalidArgument, "the schedule is planned with histories of ",
+          schedule_.fp8_history, " steps, and the executor's recipe of fp8 is ",
+          to_string(options_.recipe),
+          ": give the executor the fp8 options that the schedule was planned with");
+  for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+    std::int64_t next = histories_.first_tensor(static_cast<int>(l));
+    if (next < 0) continue;
+    int matrices = 0;
+    for (const ParameterAddress& address : layout_.layers[l].parameters) {
+      if (!layout_.tensor_of(address).spec.fp8) continue;
+      history_of_[{address.unit, address.flat, address.tensor}] = next;
+      next += kFp8Tensors;
+      ++matrices;
+    }
+    require(fp8_[l].any() && matrices == schedule_.layers[l].fp8_histories,
+            ErrorCode::kInvalidArgument, "layer '", layout_.layers[l].name, "' has ", matrices,
+            " matrices in fp8, and was planned with histories of ",
+            schedule_.layers[l].fp8_histories,
+            ": plan for the layout and the fp8 options that run");
+  }
+}
+
 /// The operand from which a pass reads a parameter, and its flat parameter there; null: it reads
 /// none. Of a mirror it is the unit's own where that is here.
 std::pair<const Operand*, int> LayerParameters::find_value(const Action& action,
@@ -89,6 +117,13 @@ std::pair<const Operand*, int> LayerParameters::find_value(const Action& action,
 /// The word of a matrix among the scales that an action names.
 TensorView LayerParameters::word_of(const std::vector<Operand>& operands, const FlatId& id,
                                     int matrix) const {
+  if (!histories_.empty()) {
+    const auto words = std::ranges::find_if(operands, [&](const Operand& operand) {
+      const Role role = schedule_.role(operand.buffer);
+      return role == Role::kHistory || role == Role::kMaxima;
+    });
+    return buffers_.whole(words->buffer).narrow(0, history_of_.at({id.unit, id.flat, matrix}), 1);
+  }
   const ScaleTable::Entry& entry = scales_.entries()[static_cast<std::size_t>(scales_.find(id))];
   const auto found = std::ranges::find_if(operands, [&](const Operand& operand) {
     return schedule_.role(operand.buffer) == Role::kScales &&
@@ -116,6 +151,18 @@ void LayerParameters::bind_value(Parameter& parameter, const Action& action,
   parameter.amax = word_of(action.reads, {address.unit, address.flat}, address.tensor);
 }
 
+/// The words of a matrix and its products that a pass reads and writes.
+void LayerParameters::bind_history(Parameter& parameter, const Action& action,
+                                   std::int64_t tensor) const {
+  const auto words = [&](const std::vector<Operand>& operands, BufferKind kind) {
+    const Operand* const found = schedule_.find(operands, kind);
+    return found == nullptr ? TensorView()
+                            : buffers_.whole(found->buffer).narrow(0, tensor, kFp8Tensors);
+  };
+  parameter.scale_words = words(action.reads, BufferKind::kHistory);
+  parameter.maxima = words(action.writes, BufferKind::kMaxima);
+}
+
 std::span<Parameter> LayerParameters::bind(const Action& action) {
   const auto layer = static_cast<std::size_t>(action.layer);
   std::vector<Parameter>& parameters = parameters_[layer];
@@ -127,6 +174,8 @@ std::span<Parameter> LayerParameters::bind(const Action& action) {
     parameters[p].padded_rows = tensor.spec.row_multiple > 1 ? padded_rows(tensor.spec) : 0;
     parameters[p].trainable = flat.trainable;
     if (tensor.spec.fp8) parameters[p].fp8 = fp8_[layer];
+    const auto history = history_of_.find({address.unit, address.flat, address.tensor});
+    if (history != history_of_.end()) bind_history(parameters[p], action, history->second);
     parameters[p].gradient = {};
     parameters[p].gradient_written = is_added_to_[layer][p] != 0;
     const Operand* const gradient =
@@ -163,7 +212,8 @@ void LayerParameters::amax(const Action& action, const KernelTable& kernels, Str
     const FlatTensor& tensor = flat.tensors[t];
     const Range part = part_of({tensor.offset, tensor.spec.shape.numel()}, own);
     kernels.amax({.x = from.narrow(0, part.begin, part.numel),
-                  .amax = word_of(action.writes, id, static_cast<int>(t))},
+                  .amax = word_of(action.writes, id, static_cast<int>(t)),
+                  .accumulate = !histories_.empty()},
                  stream);
   }
 }
@@ -185,9 +235,25 @@ void LayerParameters::encode(const Action& action, const KernelTable& kernels,
                         .amax = word_of(action.reads, id, static_cast<int>(t)),
                         .codes = to.narrow(0, part.begin, part.numel),
                         .format = Fp8Format::kE4M3,
-                        .scales = fp8_scales_},
+                        .scales = options_.scales},
                        stream);
   }
+}
+
+void LayerParameters::roll_history(const Action& action, const KernelTable& kernels,
+                                   Stream& stream) const {
+  const TensorView history =
+      buffers_.whole(schedule_.find(action.writes, BufferKind::kHistory)->buffer);
+  const TensorView maxima =
+      buffers_.whole(schedule_.find(action.writes, BufferKind::kMaxima)->buffer);
+  const std::int64_t tensors = histories_.tensors(), before = schedule_.fp8_history - 1;
+  kernels.roll_fp8_history(
+      {.newest = maxima.narrow(0, 0, tensors),
+       .history = history.narrow(0, tensors, tensors * before).reshape(Shape{tensors, before}),
+       .scale_words = history.narrow(0, 0, tensors),
+       .rule = options_.history_rule,
+       .margin = options_.margin},
+      stream);
 }
 
 /// Where a unit's gradient begins anew: what lies between and behind the tensors must not reach a

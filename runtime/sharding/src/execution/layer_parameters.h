@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <set>
 #include <span>
 #include <tuple>
@@ -10,6 +11,7 @@
 #include "tessera/autograd/layer.h"
 #include "tessera/kernels/kernel_table.h"
 #include "tessera/sharding/fp8_options.h"
+#include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/scales.h"
 #include "tessera/sharding/schedule.h"
@@ -31,6 +33,8 @@ class LayerParameters {
   void amax(const Action& action, const KernelTable& kernels, Stream& stream) const;
   /// Rounds this rank's shard to E4M3, each matrix by its scale.
   void encode(const Action& action, const KernelTable& kernels, Stream& stream) const;
+  /// Adds the largest magnitudes of a step to the histories.
+  void roll_history(const Action& action, const KernelTable& kernels, Stream& stream) const;
   /// Clears what lies between and behind the tensors of gradients that begin anew.
   void begin_gradients(const Action& action, const KernelTable& kernels, Stream& stream);
   /// Clears the gradients of the layer's parameters that no operation used.
@@ -38,6 +42,8 @@ class LayerParameters {
 
  private:
   void check_codes() const;
+  void number_histories();
+  void bind_history(Parameter& parameter, const Action& action, std::int64_t tensor) const;
   TensorView word_of(const std::vector<Operand>& operands, const FlatId& id, int matrix) const;
   void bind_value(Parameter& parameter, const Action& action,
                   const ParameterAddress& address) const;
@@ -48,8 +54,11 @@ class LayerParameters {
   const ModelLayout& layout_;
   const StepBuffers& buffers_;
   std::vector<Fp8Products> fp8_;  ///< by layer
-  Fp8Scales fp8_scales_;
+  Fp8Options options_;
   ScaleTable scales_;
+  HistoryTable histories_;
+  /// By unit, flat parameter and tensor: its number in the HistoryTable.
+  std::map<std::tuple<int, int, int>, std::int64_t> history_of_;
   /// Unit, flat parameter and tensor of what some layer has as a parameter: of a mirror not all.
   std::set<std::tuple<int, int, int>> contributed_;
   std::vector<std::vector<Parameter>> parameters_;  ///< by layer; see bind

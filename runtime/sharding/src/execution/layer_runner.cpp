@@ -313,7 +313,14 @@ LayerRunner::Activation LayerRunner::take_recorded(const Action& a, const Tensor
   const auto layer = static_cast<std::size_t>(a.layer);
   Tensor& from = waits_on_host_[layer] ? input(buffer).tensor : kept.input;
   const Value value = input_of(a.layer, *kept.tape, std::exchange(from, {}));
+  // Forward has taken the largest magnitudes of what is computed again.
+  std::vector<TensorView> maxima;
+  for (Parameter& parameter : parameters) {
+    maxima.push_back(parameter.maxima);
+    if (parameter.fp8.forward) parameter.maxima = {};
+  }
   kept.recorded = run_layer(a, *kept.tape, value, parameters);
+  for (std::size_t p = 0; p < maxima.size(); ++p) parameters[p].maxima = maxima[p];
   kept.losses = kept.recorded.shape();
   kept.recorded.tensor = {};
   kept.recorded.remake = nullptr;

@@ -62,6 +62,10 @@ class LayerRunner {
     parameters_.decode(action, *kernels_, stream);
   }
 
+  /// Adds the largest magnitudes of a step to the histories.
+  void roll_history(const Action& action, Stream& stream) {
+    parameters_.roll_history(action, *kernels_, stream);
+  }
   /// Takes the largest magnitudes in this rank's shard of a unit's matrices.
   void amax(const Action& action, Stream& stream) { parameters_.amax(action, *kernels_, stream); }
   /// Rounds this rank's shard of a unit's matrices to codes.

@@ -1,3 +1,4 @@
+#include "operations/history_rules.h"
 #include "operations/operation_rules.h"
 #include "operations/rule_tools.h"
 
@@ -57,7 +58,18 @@ void amax(ContentWalk& walk, const Action& action) {
   const Operand& to = action.writes.front();
   const Content shard = walk.read(from);
   const int entry = entry_of(walk, from, shard);
-  if (entry < 0 || !has_group(walk, to, entry)) return;
+  if (entry < 0) return;
+  if (!walk.histories().empty()) {
+    const bool is_maxima = walk.schedule().is_of_kind(to, BufferKind::kMaxima);
+    walk.require_that(is_maxima, walk.name_of(to.buffer), " is for no magnitudes of this step");
+    walk.require_that(shard.version == 0, "reads ", walk.name_of(from.buffer),
+                      ", which this step has updated already");
+    walk.require_that(walk.observed().insert(entry).second, "takes the largest magnitudes of ",
+                      walk.name_of(from.buffer), " again");
+    if (is_maxima) add_maxima(walk, to);
+    return;
+  }
+  if (!has_group(walk, to, entry)) return;
   const Content& there = walk.at(to.buffer);
   walk.require_that(!to.adds || !there.valid || there.version == shard.version, "adds to ",
                     walk.name_of(to.buffer), " scales of other updates");
@@ -73,6 +85,7 @@ void all_reduce_max(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
   const Operand& from = action.reads.front();
   const Operand& to = action.writes.front();
+  if (walk.schedule().is_of_kind(from, BufferKind::kMaxima)) return join_maxima(walk, action);
   const auto name = walk.name_of(from.buffer);
   Content words = walk.read(from);
   if (!words.valid) return;
@@ -100,7 +113,15 @@ void encode(ContentWalk& walk, const Action& action) {
   const Operand& to = action.writes.front();
   Content content = walk.read(from);
   if (entry_of(walk, from, content) < 0) return;
-  require_scales(walk, action.reads.back(), content);
+  const Operand& scales = action.reads.back();
+  if (walk.histories().empty()) {
+    require_scales(walk, scales, content);
+  } else if (walk.require_that(walk.schedule().is_of_kind(scales, BufferKind::kHistory),
+                               "must read the histories of ", walk.unit_name(content.unit))) {
+    require_history(walk, scales);
+    walk.require_that(content.version == 0, "encodes ", walk.name_of(from.buffer),
+                      ", which this step has updated already");
+  }
   const ScheduleBuffer& target = walk.schedule().buffer(to);
   walk.require_that(target.kind == BufferKind::kShardSlot && target.role == Role::kCode,
                     walk.name_of(to.buffer), " is no slot for a shard's codes");

@@ -29,6 +29,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
     : schedule_(schedule),
       nesting_(schedule.mesh, schedule.placement),
       scales_(schedule),
+      histories_(schedule),
       violations_(violations),
       sums_(sums),
       contents_(schedule.buffers.size()) {
@@ -42,6 +43,10 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
   for (std::size_t b = 0; b < schedule.buffers.size(); ++b) {
     const ScheduleBuffer& buffer = schedule.buffers[b];
     if (buffer.kind == BufferKind::kBatch) contents_[b] = {.valid = true, .role = buffer.role};
+    if (buffer.kind == BufferKind::kHistory) contents_[b] = {.valid = true, .role = buffer.role};
+    if (buffer.kind == BufferKind::kMaxima) {
+      contents_[b] = {.valid = true, .role = buffer.role, .partial = histories_.axes()};
+    }
     if (!buffer.persistent) continue;
     contents_[b] = {.valid = true,
                     .role = buffer.role,
@@ -49,6 +54,13 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
                     .flats = {buffer.flat},
                     .sharded = buffer.sharded};
     at({buffer.unit, buffer.flat}).state.push_back(static_cast<int>(b));
+  }
+  if (histories_.empty()) return;
+  observations_ = static_cast<int>(scales_.entries().size());
+  for (const Action& action : schedule.actions) {
+    const bool observes = action.operation->is_pass && takes_maxima(action) &&
+                          histories_.first_tensor(action.layer) >= 0;
+    observations_ += observes ? 1 : 0;
   }
 }
 
@@ -258,6 +270,10 @@ std::size_t ContentWalk::read_parameters(const Action& action, const std::vector
 std::size_t ContentWalk::require_scales_of(const Action& action, const Content& codes,
                                            std::set<int>& known) {
   const int entry = codes.valid && codes.unit >= 0 ? scales_.find(id_of(codes)) : -1;
+  if (!histories_.empty()) {  // the rule of the pass sees to these
+    require_that(entry >= 0, unit_name(codes.unit), " has no scales");
+    return 0;
+  }
   const auto found = std::ranges::find_if(action.reads, [&](const Operand& operand) {
     return schedule_.role(operand.buffer) == Role::kScales && entry >= 0 &&
            scales_.group_in(schedule_, operand.buffer) ==
@@ -320,6 +336,9 @@ void ContentWalk::finish() {
     }
     if (buffer.tier == Tier::kHost && !buffer.is_slot()) {
       require_that(content.valid, buffer.name, " is never filled");
+    }
+    if (buffer.kind == BufferKind::kHistory) {
+      require_that(content.version == 1, buffer.name, " is never moved on");
     }
     if (!buffer.persistent) continue;
     const int version = trains && is_trained({buffer.unit, buffer.flat}) ? 1 : 0;

@@ -181,6 +181,11 @@ const Operation kAmax{
     .summary = "the largest magnitude in this rank's shard of each of a unit's matrices in fp8",
     .rule = rules::amax,
     .run = handlers::amax};
+const Operation kRollHistory{
+    .name = "roll-history",
+    .summary = "adds the largest magnitudes of a step to the histories that make fp8's scales",
+    .rule = rules::roll_history,
+    .run = handlers::roll_history};
 const Operation kAllReduceMax{.name = "all-reduce-max",
                               .summary = "all-reduce of largest magnitudes by maximum, in place",
                               .meeting = Meeting::kAlongAxes,
@@ -272,12 +277,12 @@ const Operation kOptimizerStep{
 std::span<const Operation* const> all_operations() {
   using namespace operations;  // NOLINT: the table above
   static constexpr std::array kAll{
-      &kCountTokens,    &kAllGather, &kReduceScatter, &kAllReduce, &kForward,
-      &kForwardLoss,    &kLoss,      &kLossBackward,  &kBackward,  &kBackwardInput,
-      &kBackwardWeight, &kReshard,   &kDecode,        &kAmax,      &kAllReduceMax,
-      &kEncode,         &kCast,      &kCopy,          &kRelease,   &kReserve,
-      &kPack,           &kUnpack,    &kSend,          &kReceive,   &kAddTied,
-      &kNormPartial,    &kResults,   &kOptimizerStep};
+      &kCountTokens,    &kAllGather,   &kReduceScatter, &kAllReduce,    &kForward,
+      &kForwardLoss,    &kLoss,        &kLossBackward,  &kBackward,     &kBackwardInput,
+      &kBackwardWeight, &kReshard,     &kDecode,        &kAmax,         &kRollHistory,
+      &kAllReduceMax,   &kEncode,      &kCast,          &kCopy,         &kRelease,
+      &kReserve,        &kPack,        &kUnpack,        &kSend,         &kReceive,
+      &kAddTied,        &kNormPartial, &kResults,       &kOptimizerStep};
   return kAll;
 }
 

@@ -147,6 +147,10 @@ void amax(StepContext& context, const Action& action, Stream& stream) {
   context.layers().amax(action, stream);
 }
 
+void roll_history(StepContext& context, const Action& action, Stream& stream) {
+  context.layers().roll_history(action, stream);
+}
+
 /// A maximum over ranks is an all-gather, and a kernel behind it.
 void all_reduce_max(StepContext& context, const Action& action, Stream& stream) {
   ProcessGroup& group = context.group(action);

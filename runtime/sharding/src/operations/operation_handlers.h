@@ -19,6 +19,7 @@ void backward_input(StepContext& context, const Action& action, Stream& stream);
 void backward_weight(StepContext& context, const Action& action, Stream& stream);
 void decode(StepContext& context, const Action& action, Stream& stream);
 void amax(StepContext& context, const Action& action, Stream& stream);
+void roll_history(StepContext& context, const Action& action, Stream& stream);
 void all_reduce_max(StepContext& context, const Action& action, Stream& stream);
 void encode(StepContext& context, const Action& action, Stream& stream);
 void cast(StepContext& context, const Action& action, Stream& stream);

@@ -26,6 +26,7 @@ void backward_weight(ContentWalk& walk, const Action& action);
 void reshard(ContentWalk& walk, const Action& action);
 void decode(ContentWalk& walk, const Action& action);
 void amax(ContentWalk& walk, const Action& action);
+void roll_history(ContentWalk& walk, const Action& action);
 void all_reduce_max(ContentWalk& walk, const Action& action);
 void encode(ContentWalk& walk, const Action& action);
 void cast(ContentWalk& walk, const Action& action);

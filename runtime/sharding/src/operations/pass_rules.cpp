@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gradient_sums.h"
+#include "operations/history_rules.h"
 #include "operations/operation_rules.h"
 #include "operations/rule_tools.h"
 
@@ -95,6 +96,13 @@ void take_input(ContentWalk& walk, const Action& action) {
   input.valid = input.kept;
 }
 
+/// Whether a pass has so many operands, and those of the histories of its layer.
+bool has_pass_operands(ContentWalk& walk, const Action& action, std::size_t reads,
+                       std::size_t writes) {
+  const HistoryOperands histories = observe(walk, action);
+  return has_operands(walk, action, reads + histories.reads, writes + histories.writes);
+}
+
 bool is_last(const ContentWalk& walk, const Action& action) {
   return walk.schedule().is_last(action.layer);
 }
@@ -173,7 +181,7 @@ void forward(ContentWalk& walk, const Action& action) {
   const Operand* const output = find_activation(
       walk, action, action.writes, BufferKind::kActivation, action.layer, "write its output, ");
   if (output == nullptr) return;
-  has_operands(walk, action, parameters + input_operands(action), 1);
+  has_pass_operands(walk, action, parameters + input_operands(action), 1);
   const bool kept =
       schedule.purpose == Purpose::kTrain && action.layer >= schedule.first_backward_layer;
   walk.write(*output, {.role = Role::kActivation, .output = true, .kept = kept});
@@ -189,8 +197,8 @@ void forward_loss(ContentWalk& walk, const Action& action) {
   take_input(walk, action);
   add_losses(walk, action);
   const std::size_t backward_follows = kept == nullptr ? 0 : 1;
-  if (!has_operands(walk, action, parameters + input_operands(action) + backward_follows,
-                    1 + backward_follows) ||
+  if (!has_pass_operands(walk, action, parameters + input_operands(action) + backward_follows,
+                         1 + backward_follows) ||
       kept == nullptr) {
     return;
   }
@@ -214,8 +222,8 @@ void loss(ContentWalk& walk, const Action& action) {
   write_gradients(walk, action);
   write_input_gradient(walk, action);
   add_losses(walk, action);
-  has_operands(walk, action, parameters + 1 + input_operands(action),
-               layer.gradients.size() + 1 + (passes_on(walk, action) ? 1 : 0));
+  has_pass_operands(walk, action, parameters + 1 + input_operands(action),
+                    layer.gradients.size() + 1 + (passes_on(walk, action) ? 1 : 0));
 }
 
 void loss_backward(ContentWalk& walk, const Action& action) {
@@ -227,8 +235,8 @@ void loss_backward(ContentWalk& walk, const Action& action) {
   read_tokens(walk, action);
   write_gradients(walk, action);
   write_input_gradient(walk, action);
-  has_operands(walk, action, parameters + 2,
-               layer.gradients.size() + (passes_on(walk, action) ? 1 : 0));
+  has_pass_operands(walk, action, parameters + 2,
+                    layer.gradients.size() + (passes_on(walk, action) ? 1 : 0));
 }
 
 void backward(ContentWalk& walk, const Action& action) {
@@ -242,8 +250,8 @@ void backward(ContentWalk& walk, const Action& action) {
   if (!take_kept(walk, action) || !take_output_gradient(walk, action)) return;
   write_gradients(walk, action);
   write_input_gradient(walk, action);
-  has_operands(walk, action, parameters + 2,
-               layer.gradients.size() + (passes_on(walk, action) ? 1 : 0));
+  has_pass_operands(walk, action, parameters + 2,
+                    layer.gradients.size() + (passes_on(walk, action) ? 1 : 0));
 }
 
 void backward_input(ContentWalk& walk, const Action& action) {
@@ -256,7 +264,7 @@ void backward_input(ContentWalk& walk, const Action& action) {
       read_batch(walk, action);
   if (!take_kept(walk, action) || !take_output_gradient(walk, action)) return;
   write_input_gradient(walk, action);
-  has_operands(walk, action, parameters + 2, passes_on(walk, action) ? 1 : 0);
+  has_pass_operands(walk, action, parameters + 2, passes_on(walk, action) ? 1 : 0);
 }
 
 /// Reads no parameters: what backward-input has kept is all that it needs.
@@ -270,7 +278,8 @@ void backward_weight(ContentWalk& walk, const Action& action) {
   content.weights = false;
   content.valid = content.output || content.kept;
   write_gradients(walk, action);
-  has_operands(walk, action, 1 + read_batch(walk, action), layer_of(walk, action).gradients.size());
+  has_pass_operands(walk, action, 1 + read_batch(walk, action),
+                    layer_of(walk, action).gradients.size());
 }
 
 }  // namespace tessera::rules

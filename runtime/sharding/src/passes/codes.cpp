@@ -20,14 +20,18 @@
 //    more units.
 // 3. Each gather encodes its shard anew, behind the gather before it on the same lane, so that one
 //    slot is enough and nothing is kept from step to step but what bf16 keeps.
-// 4. Parameters that come from the host are gathered in bf16: their shards pass the device on their
+// 4. With delayed scaling ([Note: delayed scaling]) the histories have the scales: nothing is
+// joined
+//    before a gather, and the largest magnitudes of shards go to the maxima of the step.
+// 5. Parameters that come from the host are gathered in bf16: their shards pass the device on their
 //    way to the gather alone, too late for scales.
 namespace tessera {
 namespace {
 
 class Coding {
  public:
-  explicit Coding(Schedule& schedule) : schedule_(schedule), table_(schedule) {}
+  explicit Coding(Schedule& schedule)
+      : schedule_(schedule), table_(schedule), history_(schedule.find(BufferKind::kHistory)) {}
 
   void run();
 
@@ -38,13 +42,16 @@ class Coding {
     std::optional<Operand> rest{};  ///< in bf16
   };
 
+  bool is_delayed() const { return history_ >= 0; }
   void join_scales(int group);
+  void take_maxima(const Action& pass);
   Operand encode(const Operand& shard, int entry);
   Operand gather_codes(const Operand& shard, AxisSet axes);
   void gather(Action action);
   void read_codes(std::vector<Operand>& reads) const;
   int entry_of(const Operand& shard) const;
   Operand scales_of(int entry) const {
+    if (is_delayed()) return {.buffer = history_};
     const int group = table_.entries()[static_cast<std::size_t>(entry)].group;
     return {.buffer = scales_[static_cast<std::size_t>(group)]};
   }
@@ -54,9 +61,12 @@ class Coding {
 
   Schedule& schedule_;
   const ScaleTable table_;
+  const int history_;  ///< buffer; -1: scales are of this step's parameters
   std::vector<Action> actions_;
   std::vector<int> scales_;      ///< buffers, by group
   std::vector<bool> is_joined_;  ///< by group
+  /// By entry: whether the largest magnitudes of its matrices have been taken for the histories.
+  std::vector<bool> is_observed_;
   std::map<int, Split> splits_;  ///< by buffer of gathered parameters
 };
 
@@ -109,7 +119,7 @@ Operand Coding::encode(const Operand& shard, int entry) {
 
 Operand Coding::gather_codes(const Operand& shard, AxisSet axes) {
   const int entry = entry_of(shard);
-  join_scales(table_.entries()[static_cast<std::size_t>(entry)].group);
+  if (!is_delayed()) join_scales(table_.entries()[static_cast<std::size_t>(entry)].group);
   const Operand part = encode(shard, entry);
   Operand whole{.buffer = add_buffer(
                     schedule_, {.name = concat(unit_name(shard), ".c", schedule_.buffers.size()),
@@ -167,6 +177,7 @@ void Coding::read_codes(std::vector<Operand>& reads) const {
     if (split.rest) replaced.push_back(*split.rest);
     for (const Operand& codes : split.codes) {
       replaced.push_back(codes);
+      if (is_delayed()) continue;  // passes read the histories of their layers
       const Operand words = scales_of(table_.find(id_of(schedule_, codes)));
       if (std::ranges::find(scales, words) == scales.end()) scales.push_back(words);
     }
@@ -175,10 +186,33 @@ void Coding::read_codes(std::vector<Operand>& reads) const {
   reads = std::move(replaced);
 }
 
+/// Before the first pass that reads codes of a flat parameter, on the same lane: passes add to the
+/// same maxima.
+void Coding::take_maxima(const Action& pass) {
+  const Operand maxima{.buffer = schedule_.find(BufferKind::kMaxima), .adds = true};
+  for (const Operand& operand : pass.reads) {
+    const auto found = splits_.find(operand.buffer);
+    if (found == splits_.end()) continue;
+    for (const Operand& codes : found->second.codes) {
+      const int entry = table_.find(id_of(schedule_, codes));
+      if (is_observed_[static_cast<std::size_t>(entry)]) continue;
+      is_observed_[static_cast<std::size_t>(entry)] = true;
+      const FlatId id = table_.entries()[static_cast<std::size_t>(entry)].id;
+      actions_.push_back({.operation = &operations::kAmax,
+                          .reads = {{.buffer = schedule_.find(Role::kParameter, id.unit, id.flat),
+                                     .unit = id.unit,
+                                     .sharded = table_.group_of(entry).axes}},
+                          .writes = {maxima}});
+    }
+  }
+}
+
 void Coding::run() {
   if (table_.entries().empty()) return;
   is_joined_.resize(table_.groups().size());
+  is_observed_.resize(table_.entries().size());
   for (const ScaleTable::Group& group : table_.groups()) {
+    if (is_delayed()) break;
     scales_.push_back(add_buffer(schedule_, {.name = concat("scales.", scales_.size()),
                                              .kind = BufferKind::kScales,
                                              .role = Role::kScales,
@@ -199,7 +233,10 @@ void Coding::run() {
         actions_.push_back({.operation = &operations::kReshard, .writes = {content}});
       }
     } else {
-      if (action.operation->is_pass) read_codes(action.reads);
+      if (action.operation->is_pass) {
+        if (is_delayed()) take_maxima(action);
+        read_codes(action.reads);
+      }
       actions_.push_back(std::move(action));
     }
   }

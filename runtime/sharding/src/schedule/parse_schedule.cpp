@@ -99,7 +99,7 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
 constexpr std::array kAllRoles{
     Role::kParameter, Role::kDecoded,  Role::kCode,    Role::kScales,     Role::kMaster,
     Role::kOptimizer, Role::kGradient, Role::kScalars, Role::kActivation, Role::kActivationGradient,
-    Role::kBatch};
+    Role::kBatch,     Role::kHistory,  Role::kMaxima};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -199,13 +199,18 @@ class Parser {
       line.expect("|");
       layer.reads_batch = line.accept("batch");
       layer.splits_backward = line.accept("split");
+      bool has_more = layer.reads_batch || layer.splits_backward;
       if (line.accept("classes")) {
         layer.counted_classes = line.number<std::int64_t>("the number of classes");
         require(layer.counted_classes > 0, ErrorCode::kConfig, "layer '", layer.name,
                 "' counts each of ", layer.counted_classes, " classes, not of 1 or more");
-      } else if (!layer.reads_batch && !layer.splits_backward) {
-        line.expect("-");
+        has_more = true;
       }
+      if (line.accept("histories")) {
+        layer.fp8_histories = line.number("the number of matrices with histories");
+        has_more = true;
+      }
+      if (!has_more) line.expect("-");
       schedule_.layers.push_back(std::move(layer));
     } else if (key == "part") {
       const FlatId id = parse_flat_name(line.take("the name of a unit"));

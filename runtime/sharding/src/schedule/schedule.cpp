@@ -45,6 +45,10 @@ std::string_view to_string(Role role) {
       return "code";
     case Role::kScales:
       return "scales";
+    case Role::kHistory:
+      return "history";
+    case Role::kMaxima:
+      return "maxima";
     case Role::kMaster:
       return "master";
     case Role::kOptimizer:
@@ -87,6 +91,10 @@ std::string_view to_string(BufferKind kind) {
       return "batch";
     case BufferKind::kScales:
       return "scales";
+    case BufferKind::kHistory:
+      return "history";
+    case BufferKind::kMaxima:
+      return "maxima";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:

@@ -138,15 +138,17 @@ std::string to_text(const Json& json) {
     const bool reads = layer.at("reads_batch").get<bool>();
     const bool splits = layer.at("splits_backward").get<bool>();
     const bool counts = layer.contains("counted_classes");
+    const bool histories = layer.contains("fp8_histories");
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
                   layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")), " | ",
                   reads && splits ? "batch split"
                   : reads         ? "batch"
                   : splits        ? "split"
-                  : counts        ? ""
-                                  : "-",
-                  counts ? concat(" classes ", plain(layer.at("counted_classes"))) : "");
+                  : counts || histories ? ""
+                                        : "-",
+                  counts ? concat(" classes ", plain(layer.at("counted_classes"))) : "",
+                  histories ? concat(" histories ", plain(layer.at("fp8_histories"))) : "");
   });
   for (const Json& unit : json.at("units")) {
     for (const Json& flat : unit.at("flats")) {
@@ -230,6 +232,7 @@ Json to_json(const Schedule& schedule) {
                       {"reads_batch", layer.reads_batch},
                       {"splits_backward", layer.splits_backward}});
     if (layer.counted_classes > 0) layers.back()["counted_classes"] = layer.counted_classes;
+    if (layer.fp8_histories > 0) layers.back()["fp8_histories"] = layer.fp8_histories;
   }
   Json buffers = Json::array();
   for (const ScheduleBuffer& buffer : schedule.buffers) {

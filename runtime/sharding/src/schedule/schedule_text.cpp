@@ -124,12 +124,13 @@ std::string unit_list(const Schedule& schedule, const std::vector<int>& units) {
   return text.empty() ? "-" : text;
 }
 
-/// Some of "batch", "split" and "classes 2", or "-".
+/// Some of "batch", "split", "classes 2" and "histories 4", or "-".
 std::string marks_of(const ScheduleLayer& layer) {
   std::string marks = layer.reads_batch ? "batch" : "";
   const auto add = [&](const std::string& mark) { marks += (marks.empty() ? "" : " ") + mark; };
   if (layer.splits_backward) add("split");
   if (layer.counted_classes > 0) add(concat("classes ", layer.counted_classes));
+  if (layer.fp8_histories > 0) add(concat("histories ", layer.fp8_histories));
   return marks.empty() ? "-" : marks;
 }
 

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/operation.h"
 #include "tessera/sharding/scales.h"
@@ -140,7 +141,8 @@ class FormCheck {
     const bool activation = buffer.is_activation();
     const bool of_layer = input || activation;
     const bool batch = buffer.kind == BufferKind::kBatch;
-    const bool scales = buffer.kind == BufferKind::kScales;
+    const bool scales = buffer.kind == BufferKind::kScales || buffer.kind == BufferKind::kHistory ||
+                        buffer.kind == BufferKind::kMaxima;
     const bool of_no_unit = of_layer || scalar || batch || scales || buffer.is_slot();
     if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
@@ -188,6 +190,10 @@ class FormCheck {
         return role == Role::kBatch;
       case BufferKind::kScales:
         return role == Role::kScales;
+      case BufferKind::kHistory:
+        return role == Role::kHistory;
+      case BufferKind::kMaxima:
+        return role == Role::kMaxima;
       case BufferKind::kWholeSlot:
         return read || gradient || role == Role::kDecoded || role == Role::kCode;
       case BufferKind::kShardSlot:
@@ -223,10 +229,25 @@ class FormCheck {
             " int32 on the device");
       }
     }
+    if (buffer.kind == BufferKind::kHistory || buffer.kind == BufferKind::kMaxima) {
+      check_history(buffer);
+    }
     if (!buffer.sharded.empty() && !buffer.keeps_places()) {
       add(buffer.name, " belongs to no unit and cannot be sharded over ",
           to_string(buffer.sharded));
     }
+  }
+
+  void check_history(const ScheduleBuffer& buffer) {
+    const HistoryTable table(s_);
+    const std::int64_t numel =
+        buffer.kind == BufferKind::kHistory ? table.history_numel() : table.maxima_numel();
+    if (table.empty()) return add(buffer.name, " is for histories of no tensors");
+    if (buffer.numel != numel || buffer.format != DType::kInt32 || buffer.tier != Tier::kDevice) {
+      add(buffer.name, " must hold ", numel, " int32 on the device");
+    }
+    const auto same = std::ranges::count(s_.buffers, buffer.kind, &ScheduleBuffer::kind);
+    if (same > 1) add(buffer.name, " is one of ", same, " ", to_string(buffer.kind), " buffers");
   }
 
   /// State is sharded as the placement says.
@@ -345,7 +366,8 @@ class FormCheck {
     const bool activation = s_.buffer(operand).is_activation();
     const bool batch = role == Role::kBatch;
     if (activation || batch || role == Role::kScalars || role == Role::kScales ||
-        role == Role::kActivation || role == Role::kActivationGradient) {
+        role == Role::kHistory || role == Role::kMaxima || role == Role::kActivation ||
+        role == Role::kActivationGradient) {
       if ((activation && !operation.is_pass && !operation.moves_activations) ||
           (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");

@@ -48,6 +48,7 @@ class ModelCheck {
       }
     }
     if (s_.scale_units < 1) add("scales of ", s_.scale_units, " units are joined by one message");
+    if (s_.fp8_history < 0) add("histories are of ", s_.fp8_history, " steps");
     if (s_.micro_steps < 1) add("there are ", s_.micro_steps, " micro-steps");
   }
 

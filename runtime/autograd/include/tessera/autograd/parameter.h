@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -71,6 +72,10 @@ struct Fp8Products {
   bool any() const { return forward || input_gradient || weight_gradient; }
 };
 
+/// The tensors of a linear layer that are rounded to fp8.
+enum class Fp8Tensor : std::uint8_t { kWeight, kInput, kOutputGradient };
+inline constexpr int kFp8Tensors = 3;
+
 /// A parameter as a layer sees it while it runs: unsharded, in compute precision, wherever the
 /// sharding engine has put it for now. The engine re-points the views between forward and backward,
 /// so operations keep the address of this struct and read the views when they run.
@@ -89,6 +94,10 @@ struct Parameter {
   /// Such a matrix in E4M3, and the word of its largest magnitude, which its scale is made of;
   /// empty where `value` has it. Forward and the gradient of the input take products in fp8 then.
   TensorView codes{}, amax{};
+  /// With delayed scaling: the words of the matrix, of the layer's input and of its output's
+  /// gradient, see Fp8Tensor. Scales are made of `scale_words`, which stay as they are in a step;
+  /// passes take the largest magnitudes to `maxima`, unless these are empty.
+  TensorView scale_words{}, maxima{};  // (kFp8Tensors); int32
 };
 
 }  // namespace tessera

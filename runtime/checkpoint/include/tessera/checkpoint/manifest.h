@@ -10,6 +10,7 @@
 #include "tessera/core/named_text.h"
 #include "tessera/core/tensor.h"
 #include "tessera/kernels/loss_scaler.h"
+#include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 
 namespace tessera {
@@ -70,6 +71,9 @@ struct Manifest {
   /// Set by a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
   std::optional<LossScalerState> loss_scaler{};
   std::optional<BestEvaluation> best{};  ///< of a run that compares its evaluations
+  /// Those of a run with delayed scaling, in order of names; without the zeros that a history
+  /// begins with.
+  std::vector<Fp8History> fp8_histories{};
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
   // changed on purpose.
   std::vector<NamedText> model;      ///< what it was made of
@@ -94,6 +98,10 @@ std::string tensor_name(const std::vector<SavedParameter>& parameters, const Sav
 std::int64_t bytes_of(const std::vector<SavedParameter>& parameters, const SavedPiece& piece);
 std::int64_t bytes_of(const std::vector<SavedParameter>& parameters,
                       const std::vector<SavedPiece>& pieces);
+
+/// Histories as a text of a manifest has them, and back.
+std::string to_text(const std::vector<Fp8History>& histories);
+std::vector<Fp8History> parse_histories(std::string_view text);
 
 /// JSON, with a hash of itself.
 std::string to_text(const Manifest& manifest);

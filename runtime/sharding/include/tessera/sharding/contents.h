@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/scales.h"
 #include "tessera/sharding/schedule.h"
@@ -35,13 +36,14 @@ struct Content {
   FlatSet flats{};    ///< of the unit
   AxisSet sharded{};  ///< the rank has one part along these axes
   AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken; scales: the
-                      ///< maximum
-  int version = 0;    ///< of training state: optimizer steps taken
+                      ///< maximum, as of the maxima of a step
+  int version = 0;    ///< of training state: optimizer steps taken; of histories: rolls
   int origin = -1;    ///< of state in a slot: the buffer on disk that it is of
   int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of
                       ///< scales: flat parameters, see ScaleTable; of an
                       ///< input on the host: the activation that it is of; of a message of an
-                      ///< activation or its gradient: the layer, and `end` is the micro-step
+                      ///< activation or its gradient: the layer, and `end` is the micro-step;
+                      ///< of maxima: 0, and `end` is the number of actions that have taken some
   int end = 0;
   bool output = false;                     ///< an activation: the next layer has yet to read it
   bool kept = false;                       ///< an activation: backward has yet to read it
@@ -68,6 +70,12 @@ class ContentWalk {
   AxisSet gradient_axes() const { return nesting_.gradient_axes(); }
   GradientSums* sums() { return sums_; }
   const ScaleTable& scales() const { return scales_; }
+  const HistoryTable& histories() const { return histories_; }
+  /// The number of actions that take largest magnitudes for the histories.
+  int observations() const { return observations_; }
+  /// Whether the largest magnitudes of a flat parameter's matrices have been taken for the
+  /// histories: by numbers of ScaleTable.
+  std::set<int>& observed() { return observed_; }
 
   /// Records a violation of the current action unless `holds`. Returns `holds`. Functions
   /// among `what` are called for their results, so that texts are made only if they are needed.
@@ -151,6 +159,9 @@ class ContentWalk {
   const Schedule& schedule_;
   ShardNesting nesting_;
   ScaleTable scales_;
+  HistoryTable histories_;
+  int observations_ = 0;
+  std::set<int> observed_;
   std::vector<Violation>& violations_;
   GradientSums* sums_;
   /// Facts of a flat parameter.

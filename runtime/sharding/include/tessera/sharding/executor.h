@@ -20,6 +20,7 @@
 #include "tessera/sharding/flight_recorder.h"
 #include "tessera/sharding/fp8_options.h"
 #include "tessera/sharding/groups.h"
+#include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/loss_scaling.h"
 #include "tessera/sharding/parameter_groups.h"
@@ -152,6 +153,13 @@ class Executor {
   /// is in flight. Not collective; all ranks must be given the same.
   LossScalerState loss_scaler() const;
   void set_loss_scaler(const LossScalerState& state);
+
+  /// The histories of delayed scaling of the matrices whose layers this pipeline rank runs, and
+  /// their replacement, of a checkpoint: of those that are named, the newest words that there is
+  /// room for. The others stay. While no step is in flight; blocks. Not collective; all ranks must
+  /// be given the same.
+  std::vector<Fp8History> fp8_histories();
+  void set_fp8_histories(const std::vector<Fp8History>& histories);
 
   /// The mean loss of the first `samples` samples of an evaluation's source, all ranks together.
   /// The losses are added exactly: the result does not depend on how many ranks share the work. The

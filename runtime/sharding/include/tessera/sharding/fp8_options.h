@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/autograd/parameter.h"
+#include "tessera/kernels/fp8_history.h"
 #include "tessera/sharding/layout.h"
 
 namespace tessera {
@@ -13,6 +14,7 @@ namespace tessera {
 /// Where the largest magnitude comes from that decides a tensor's scale.
 enum class Fp8Recipe : std::uint8_t {
   kCurrent,  ///< the tensor itself, as it is now
+  kDelayed,  ///< its history: the tensor as it was in earlier steps
 };
 
 enum class Fp8Formats : std::uint8_t {
@@ -50,7 +52,15 @@ struct Fp8Options {
   GatherFormat gather_format = GatherFormat::kE4M3;
   /// Units whose scales are joined by one message.
   int scale_units = 8;
+  /// Delayed scaling: the steps whose largest magnitudes decide a scale, which of them does, and
+  /// the powers of two that are left above it.
+  int history = 1024;
+  Fp8HistoryRule history_rule = Fp8HistoryRule::kMax;
+  int margin = 0;
   bool operator==(const Fp8Options&) const = default;
+
+  /// Whether scales are made of histories.
+  bool is_delayed() const { return enabled && recipe == Fp8Recipe::kDelayed; }
 };
 
 /// By layer, what its matrices with ParameterSpec::fp8 take in fp8.
@@ -63,11 +73,13 @@ constexpr bool reads_codes_only(const Fp8Options& options) {
 
 /// The layout with matrices that layers can read in E4M3 in flat parameters of their own,
 /// "parameter-e4m3" behind "parameter": their codes can be gathered while biases and norms stay in
-/// bf16. Of options with which codes are not all that layers read, the same layout. `parts` and
+/// bf16. Of options with which codes are not all that layers read, the same layout, but for
+/// LayerLayout::fp8_histories. `parts` and
 /// `alignment` are those of make_layout().
 ModelLayout with_fp8_apart(ModelLayout layout, const Fp8Options& options, int parts,
                            std::int64_t alignment = kFlatAlignment);
 
+std::string_view to_string(Fp8HistoryRule rule);
 std::string_view to_string(GatherFormat format);
 std::string_view to_string(Fp8Recipe recipe);
 std::string_view to_string(Fp8Formats formats);

@@ -83,6 +83,8 @@ struct LayerLayout {
   bool splits_backward = false;
   bool reads_batch = false;          ///< the first and the last always
   std::int64_t counted_classes = 0;  ///< see Layer::counted_classes
+  /// Matrices whose products are in fp8, with delayed scaling. Each has three histories.
+  int fp8_histories = 0;
 };
 
 /// How a model's parameters are grouped and laid out. A tied parameter lies in the unit of the

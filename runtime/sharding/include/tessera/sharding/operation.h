@@ -85,6 +85,7 @@ extern const Operation kBackwardWeight;
 extern const Operation kReshard;
 extern const Operation kDecode;
 extern const Operation kAmax;
+extern const Operation kRollHistory;
 extern const Operation kAllReduceMax;
 extern const Operation kEncode;
 extern const Operation kCast;

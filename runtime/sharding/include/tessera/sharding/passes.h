@@ -40,6 +40,9 @@ Schedule tiers(Schedule schedule);
 /// Issues what brings parameters and inputs ahead of use, by the depths of the policy, and joins
 /// uses of a unit between which it would be pointless to release its parameters.
 Schedule prefetch(Schedule schedule);
+/// Makes the scales of fp8 of earlier steps: passes read the histories of their layers' tensors and
+/// take the largest magnitudes, whose maximum over ranks a roll adds to the histories.
+Schedule histories(Schedule schedule);
 /// Gathers matrices that layers can read in E4M3 as codes: the largest magnitudes of ranks' shards,
 /// joined over ranks in groups of units before the first use, make the scales.
 Schedule codes(Schedule schedule);

@@ -92,6 +92,9 @@ struct PlanOptions {
   /// where they are cut and on the device.
   bool gather_codes = false;
   int scale_units = 8;  ///< units whose scales are joined by one message
+  /// Steps whose largest magnitudes decide the scales of fp8 in training; see HistoryTable. 0: none
+  /// does, a scale is made of the tensor as it is.
+  int fp8_history = 0;
   /// Optimizer steps begin when the results are there, the gradient norm among them, which clipping
   /// and loss scaling need. If not, when their own gradient is summed: ranks of a pipeline whose
   /// passes are over do not wait for the others' gradients.

@@ -70,6 +70,8 @@ enum class Role : std::uint8_t {
   kParameter,   ///< a unit's flat parameter as it is kept; in a slot: one or more of the unit's
   kDecoded,     ///< a quantised flat parameter as layers read it: in slots alone
   kCode,        ///< a flat parameter of matrices in E4M3: in slots alone
+  kHistory,     ///< largest magnitudes of tensors in earlier steps; see HistoryTable
+  kMaxima,      ///< those in this step
   kScales,      ///< largest magnitudes of matrices, which the scales of codes are made of
   kMaster,      ///< fp32 master weights of a trainable flat parameter
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
@@ -92,6 +94,8 @@ enum class BufferKind : std::uint8_t {
   kActivationGradient,  ///< the gradient of that
   kBatch,               ///< of a micro-step: there before the step's first action, and stays
   kScales,              ///< of a group of units; see ScaleTable
+  kHistory,             ///< of the layers; see HistoryTable
+  kMaxima,              ///< of a step, for these
   kTokens,              ///< scalar: how many targets count
   kLoss,                ///< scalar: exact sum of the losses
   kNorm,                ///< scalar: exact sum of squared gradients
@@ -115,6 +119,8 @@ inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kActivationGradient,
                                             BufferKind::kBatch,
                                             BufferKind::kScales,
+                                            BufferKind::kHistory,
+                                            BufferKind::kMaxima,
                                             BufferKind::kTokens,
                                             BufferKind::kLoss,
                                             BufferKind::kNorm,
@@ -239,6 +245,7 @@ struct ScheduleLayer {
   bool reads_batch = false;          ///< its passes read the batch of their micro-step
   bool splits_backward = false;      ///< see StepPolicy::split_backward: its backward is two passes
   std::int64_t counted_classes = 0;  ///< see Layer::counted_classes
+  int fp8_histories = 0;             ///< see LayerLayout
   bool operator==(const ScheduleLayer&) const = default;
 };
 
