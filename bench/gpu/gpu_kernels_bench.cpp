@@ -163,22 +163,43 @@ void measure(bool attention_only, const std::string& json_path) {
   if (failure) std::rethrow_exception(failure);
 }
 
+/// Attention over sequences packed with documents of 200 to 1000 tokens, as training runs it by
+/// default, 16,384 tokens at once.
+void measure_documents(const std::string& json_path) {
+  std::vector<Measurement> all;
+  for (const std::int64_t length : {2048, 4096}) {
+    KernelSizes sizes = kSizes;
+    sizes.batch = kSizes.tokens() / length;
+    sizes.length = length;
+    GpuBench bench(sizes);
+    for (const char* const pass : {"forward", "backward"}) {
+      bench.measure(
+          concat("attention_", pass, "_documents_", length),
+          kernel_case(concat("attention_", pass, "/bf16/length:", length, "/documents")).prepare);
+    }
+    all.insert(all.end(), bench.results().begin(), bench.results().end());
+  }
+  write(report(all), json_path);
+}
+
 }  // namespace
 }  // namespace tessera::bench
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   std::string json_path;
-  bool attention_only = false;
+  bool attention_only = false, documents = false;
   double sustained_seconds = 0.0;
   Program program("gpu_kernels_bench",
                   "The memory-bound CUDA kernels against a copy on the same GPU, and attention.");
   program.option("--json", &json_path, "also write the results there", {.type = "FILE"});
   program.option("--attention", &attention_only, "measure attention only");
+  program.option("--documents", &documents, "measure attention over packed documents only");
   program.option("--sustained", &sustained_seconds,
                  "measure a matrix product and copies only, for so many seconds each", positive());
   return program.run(argc, argv, [&] {
     if (sustained_seconds > 0.0) return measure_sustained(sustained_seconds, json_path);
+    if (documents) return measure_documents(json_path);
     measure(attention_only, json_path);
   });
 }

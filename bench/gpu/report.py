@@ -40,8 +40,8 @@ from sources import REPOSITORY, revision, sources_sha256
 SASS = os.path.join(REPOSITORY, "kernels", "src", "cuda", "expected_sass.json")
 LOG_CHARACTERS = 200_000  # of a step, in logs.txt
 TABLES = ["graph_equals_eager", "power", "speed_1558m", "profile", "gemm_table", "speed_with_table", "kernel_speed",
-          "attention_speed", "peers", "sharding_overhead", "predicted_steps", "families", "fine_tune", "peft", "offload",
-          "speed_sizes"]
+          "attention_speed", "packed_samples", "peers", "sharding_overhead", "predicted_steps", "families", "fine_tune",
+          "peft", "offload", "speed_sizes"]
 
 
 def read(path, default):

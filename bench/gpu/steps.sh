@@ -261,6 +261,15 @@ step_attention_speed() {
   python3 bench/gpu/compare_attention.py --bench "$build/bin/gpu_kernels_bench" \
     --json "$measured/attention.json" "${no_torch[@]}"
 }
+step_packed_samples() { # documents of 200 to 1000 tokens in sequences of 2048 and 4096
+  local no_torch=()
+  has_torch || {
+    echo "python3 has no PyTorch that sees the GPU: Tessera's alone is measured"
+    no_torch=(--no-torch)
+  }
+  python3 bench/gpu/compare_documents.py --bench "$build/bin/gpu_kernels_bench" --turns 1 \
+    --json "$measured/documents.json" "${no_torch[@]}"
+}
 # In turns with whoever is there.
 step_peers() {
   local peers=()

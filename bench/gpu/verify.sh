@@ -54,6 +54,7 @@ readonly steps='
   speed_sizes             70
   profile                 60
   attention_speed         60
+  packed_samples          20
   families               170
   fine_tune               90
   peft                    60
@@ -63,7 +64,7 @@ readonly steps='
 # By call: its steps, what decides most first.
 readonly -A calls=(
   [first]='environment power gemm_table speed_1558m speed_with_table peers kernel_speed attention_speed profile'
-  [second]='families racecheck fine_tune peft offload predicted_steps'
+  [second]='families racecheck packed_samples fine_tune peft offload predicted_steps'
 )
 readonly -A call_seconds=([first]=560 [second]=180)
 self=$(realpath "${BASH_SOURCE[0]}")

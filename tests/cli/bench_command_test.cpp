@@ -164,6 +164,22 @@ TEST_F(BenchCommand, RefusesWhatItCannotMeasure) {
   EXPECT_THAT(error_of({"launch", "bench", "kernels"}), HasSubstr("launch"));
 }
 
+TEST_F(BenchCommand, CountsTheScoresOfPackedDocuments) {
+  const ProgramResult result =
+      bench({"kernels", "--device", "cpu", "--min-seconds", "0.001", "--filter",
+             "attention_forward/bf16/length:2048/documents", "--json", path("documents.json")});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  double squares = 0.0;
+  for (const double tokens : {200.0, 537.0, 874.0, 410.0, 27.0}) squares += tokens * tokens;
+  const auto benchmarks = json("documents.json").at("benchmarks");
+  ASSERT_FALSE(benchmarks.empty());
+  for (const auto& entry : benchmarks) {
+    const double flops = entry.at("GFLOP/s").get<double>() * entry.at("real_time").get<double>();
+    const double counted = 2.0 * squares * 12 * 64;  // two products, causal; heads of 64
+    EXPECT_NEAR(flops, counted, 0.05 * counted);
+  }
+}
+
 /// The members of KernelTable that compute.
 std::vector<std::string> kernels_of_the_table() {
   const std::string text = test::read_file(std::string(TESSERA_SOURCE_DIR) +

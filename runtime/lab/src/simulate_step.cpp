@@ -54,7 +54,12 @@ struct Costs {
   double between = 0.0;   ///< two steps
   double flops = 0.0, bytes = 0.0;
   double host_updates = 0.0;
+  double flops_by_energy = 0.0;  ///< `flops` as so many of bf16 that need the same joules
 };
+
+/// Joules of a FLOP in fp8, beside those of one in bf16: 8192^3 on an H100, which draws 128 W idle,
+/// took 703 W for 1228 TFLOP/s and 718 W for 681 (bench/results/h100/first_run/products.json).
+constexpr double kFp8Joules = (703.0 - 128.0) / 1228.0 / ((718.0 - 128.0) / 681.0);
 
 Costs costs_of(const Program& program, const ModelLayout& layout, const Model& model,
                const ExecutorOptions& options, const Cluster& cluster) {
@@ -101,6 +106,8 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       for (const KernelCall& call : kernels[i]) {
         predicted += times.of(call, action.operation->name);
         costs.flops += call.flops;
+        const bool in_fp8 = call.gemm && is_fp8(*call.gemm);
+        costs.flops_by_energy += call.flops * (in_fp8 ? kFp8Joules : 1.0);
         costs.bytes += call.bytes;
         if (action.operation->is_pass) seconds += times.beside();
       }
@@ -162,7 +169,7 @@ bool hand_over(Costs& costs, const Schedule& schedule, const std::vector<ActionS
 
 /// The joules of a step's kernels, beside idling.
 double joules_of(const Costs& costs, const PowerProfile& power) {
-  return power.per_flop.value * costs.flops + power.per_byte.value * costs.bytes;
+  return power.per_flop.value * costs.flops_by_energy + power.per_byte.value * costs.bytes;
 }
 
 /// How often kernels are made slower: what runs beside them hides a part of it each time.

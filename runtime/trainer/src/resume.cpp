@@ -35,14 +35,34 @@ std::vector<NamedText> identity_of_optimizer(const TrainerOptions& options) {
 
 /// The other settings that decide the bits of steps to come, or who computes them.
 std::vector<NamedText> describe_options(const TrainerOptions& options) {
-  const std::vector<std::string> names{
-      "ranks",        "strategy",        "replicas",         "micro_batch",
-      "accumulate",   "steps",           "learning_rate",    "minimum_learning_rate",
-      "precision",    "reduce_dtype",    "warmup_steps",     "learning_rate_schedule",
-      "decay_steps",  "reduction_order", "loss_scale",       "loss_scale_dialect",
-      "pipeline",     "tied_apart",      "fp8_recipe",       "fp8_format",
-      "fp8_scales",   "fp8_history",     "fp8_history_rule", "fp8_margin",
-      "fp8_products", "fp8_bf16_blocks", "fp8_fast_accumulation", "gemm_table"};
+  const std::vector<std::string> names{"ranks",
+                                       "strategy",
+                                       "replicas",
+                                       "micro_batch",
+                                       "accumulate",
+                                       "steps",
+                                       "learning_rate",
+                                       "minimum_learning_rate",
+                                       "precision",
+                                       "reduce_dtype",
+                                       "warmup_steps",
+                                       "learning_rate_schedule",
+                                       "decay_steps",
+                                       "reduction_order",
+                                       "loss_scale",
+                                       "loss_scale_dialect",
+                                       "pipeline",
+                                       "tied_apart",
+                                       "fp8_recipe",
+                                       "fp8_format",
+                                       "fp8_scales",
+                                       "fp8_history",
+                                       "fp8_history_rule",
+                                       "fp8_margin",
+                                       "fp8_products",
+                                       "fp8_bf16_blocks",
+                                       "fp8_fast_accumulation",
+                                       "gemm_table"};
   std::vector<NamedText> own;
   for (const NamedText& value : identity_of_options(options)) {
     // Checkpoints without stages or a table of GEMMs do not name them, nor those in other

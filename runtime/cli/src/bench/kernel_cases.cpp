@@ -24,10 +24,12 @@ Shape sequences(const Operands& o) { return {o.size.shard / (128 * 512), 128, 51
 Shape means(const Operands& o) { return {o.size.shard / (128 * 512), 512}; }
 Shape token_ids(const Operands& o) { return {o.size.batch, o.size.length}; }
 Shape embedded(const Operands& o) { return {o.size.batch, o.size.length, o.size.channels}; }
+Shape turned(const Operands& o) { return {4 * o.size.channels, o.size.tokens()}; }  // hidden()
 Shape half_hidden(const Operands& o) { return {o.size.tokens(), 2 * o.size.channels}; }
 
 /// The scratch of a pass of attention, as the device's kernels are set to run it.
-std::int64_t attention_scratch(KernelLab& lab, DType t, std::int64_t length, bool backward) {
+std::int64_t attention_scratch(KernelLab& lab, DType t, std::int64_t length, bool backward,
+                               bool documents) {
   const KernelSizes& size = lab.sizes();
   auto* const stream = dynamic_cast<CudaStream*>(&lab.stream());
   if (stream == nullptr) {
@@ -38,35 +40,67 @@ std::int64_t attention_scratch(KernelLab& lab, DType t, std::int64_t length, boo
                                          .heads = size.heads,
                                          .head_dim = kHeadDim,
                                          .dtype = t,
-                                         .backward = backward},
+                                         .backward = backward,
+                                         .documents = documents},
                                         cuda_attention(*stream).options);
 }
 
-PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool backward) {
+/// Products of scores over the documents of packed sequences, each causal.
+double attention_flops(const std::vector<std::vector<std::int64_t>>& documents, std::int64_t heads,
+                       double products) {
+  double squares = 0.0;
+  for (const std::vector<std::int64_t>& of_sequence : documents) {
+    for (const std::int64_t n : of_sequence) squares += static_cast<double>(n * n);
+  }
+  return products * squares * static_cast<double>(heads * kHeadDim);
+}
+
+/// With `documents` sequences are packed, and FLOPs are those of the documents' own scores.
+PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool backward,
+                         bool documents) {
   Operands o{lab};
-  const std::int64_t scratch = attention_scratch(lab, t, length, backward);
+  const std::int64_t scratch = attention_scratch(lab, t, length, backward, documents);
+  const auto packed = packed_documents(o.size.batch, length);
+  const TensorView starts = documents ? o.keep(lab.document_starts(packed)) : TensorView();
   const Shape in = qkv(o, length), out{o.size.batch, length, o.size.heads, kHeadDim};
   const AttentionForwardArgs of{.qkv = o.random(in, t),
                                 .out = o.random(out, t),
                                 .lse = o.empty({o.size.batch, o.size.heads, length}, kFloat),
-                                .workspace = o.empty({scratch}, DType::kUInt8)};
-  const PreparedKernel forward = counted_call(o, &KernelTable::attention_forward, of);
+                                .workspace = o.empty({scratch}, DType::kUInt8),
+                                .starts = starts};
+  const auto of_documents = [&](PreparedKernel kernel, double products) {
+    if (!documents) return kernel;
+    kernel.flops = attention_flops(packed, o.size.heads, products);
+    kernel.bytes += bytes_of({starts});
+    return kernel;
+  };
+  const PreparedKernel forward =
+      of_documents(counted_call(o, &KernelTable::attention_forward, of), 2.0);
   if (!backward) return forward;
   lab.seconds(forward.call, 1);
-  return counted_call(o, &KernelTable::attention_backward,
-                      AttentionBackwardArgs{.d_out = o.random(out, t),
-                                            .qkv = of.qkv,
-                                            .out = of.out,
-                                            .lse = of.lse,
-                                            .d_qkv = o.empty(in, t),
-                                            .workspace = of.workspace});
+  return of_documents(counted_call(o, &KernelTable::attention_backward,
+                                   AttentionBackwardArgs{.d_out = o.random(out, t),
+                                                         .qkv = of.qkv,
+                                                         .out = of.out,
+                                                         .lse = of.lse,
+                                                         .d_qkv = o.empty(in, t),
+                                                         .workspace = of.workspace,
+                                                         .starts = starts}),
+                      5.0);
 }
 
 void add_attention(Cases to, DType t) {
+  for (const std::int64_t length : {2048, 4096}) {
+    for (const bool backward : {false, true}) {
+      to.add(concat(backward ? "attention_backward" : "attention_forward", "/length:", length,
+                    "/documents"),
+             [=](KernelLab& lab) { return attention(lab, t, length, backward, true); });
+    }
+  }
   for (const std::int64_t length : {256, 1024, 4096}) {
     for (const bool backward : {false, true}) {
       to.add(concat(backward ? "attention_backward" : "attention_forward", "/length:", length),
-             [=](KernelLab& lab) { return attention(lab, t, length, backward); });
+             [=](KernelLab& lab) { return attention(lab, t, length, backward, false); });
     }
     // One query over keys and values that are kept, three queries to a key.
     to.add(
@@ -204,6 +238,12 @@ void add_fp8(Cases to, DType t) {
     return Fp8EncodeArgs{.x = o.random(o.hidden(), t),
                          .amax = magnitude(o),
                          .codes = o.empty(o.hidden(), DType::kUInt8)};
+  });
+  to.add("fp8_encode/transposed", &KernelTable::fp8_encode, [=](Operands& o) {
+    return Fp8EncodeArgs{.x = o.random(o.hidden(), t),
+                         .amax = magnitude(o),
+                         .codes = o.empty(o.hidden(), DType::kUInt8),
+                         .transposed = o.empty(turned(o), DType::kUInt8)};
   });
   to.add("fp8_decode", &KernelTable::fp8_decode, [=](Operands& o) {
     return Fp8DecodeArgs{.codes = o.empty(o.hidden(), DType::kUInt8),

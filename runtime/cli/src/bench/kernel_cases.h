@@ -48,6 +48,8 @@ class KernelLab {
   Tensor tokens(const Shape& shape, std::int32_t limit);
   /// int64 that are all `value`.
   Tensor integers(std::int64_t numel, std::int64_t value);
+  /// (sequences, length) int32: where the document of each token begins.
+  Tensor document_starts(const std::vector<std::vector<std::int64_t>>& documents);
 
   /// Seconds of `calls` of `kernel` that follow each other on the device's stream.
   double seconds(const std::function<void(Stream&)>& kernel, int calls);
@@ -79,6 +81,11 @@ class KernelLab {
   std::map<int, double> memory_limits_, store_limits_;  // by the power of two
   std::map<DType, double> gemm_limits_;
 };
+
+/// Lengths of the documents that fill each of `sequences`: 200 to 1000 tokens, but for the last one
+/// of a sequence, which is cut. bench/gpu/compare_attention.py has the same.
+std::vector<std::vector<std::int64_t>> packed_documents(std::int64_t sequences,
+                                                        std::int64_t length);
 
 inline constexpr std::int64_t kVocabulary = 50257, kVocabularyStride = 50304;
 

@@ -140,6 +140,37 @@ Tensor KernelLab::integers(std::int64_t numel, std::int64_t value) {
   return filled<std::int64_t>(Shape{numel}, DType::kInt64, [value](std::int64_t) { return value; });
 }
 
+std::vector<std::vector<std::int64_t>> packed_documents(std::int64_t sequences,
+                                                        std::int64_t length) {
+  constexpr std::int64_t kShortest = 200, kLongest = 1000;
+  constexpr std::int64_t kStride = 337;  // prime
+  std::vector<std::vector<std::int64_t>> all(static_cast<std::size_t>(sequences));
+  std::int64_t number = 0;
+  for (std::vector<std::int64_t>& documents : all) {
+    for (std::int64_t left = length; left > 0; left -= documents.back(), ++number) {
+      const std::int64_t wanted = kShortest + number * kStride % (kLongest - kShortest + 1);
+      documents.push_back(std::min(left, wanted));
+    }
+  }
+  return all;
+}
+
+Tensor KernelLab::document_starts(const std::vector<std::vector<std::int64_t>>& documents) {
+  std::vector<std::int32_t> starts;
+  for (const std::vector<std::int64_t>& of_sequence : documents) {
+    std::int64_t begin = 0;
+    for (const std::int64_t length : of_sequence) {
+      starts.insert(starts.end(), static_cast<std::size_t>(length),
+                    static_cast<std::int32_t>(begin));
+      begin += length;
+    }
+  }
+  const auto sequences = static_cast<std::int64_t>(documents.size());
+  const Shape shape{sequences, static_cast<std::int64_t>(starts.size()) / sequences};
+  return filled<std::int32_t>(shape, DType::kInt32,
+                              [&](std::int64_t i) { return starts[static_cast<std::size_t>(i)]; });
+}
+
 double KernelLab::seconds(const std::function<void(Stream&)>& kernel, int calls) {
   double begin = now(), end = 0.0;
   const auto all = [&] {

@@ -142,9 +142,9 @@ std::string to_text(const Json& json) {
     return concat("layer ", word(layer.at("name")), " | ", name_list(layer.at("forward_reads")),
                   " | ", name_list(layer.at("backward_reads")), " | ",
                   layer.at("gradients").empty() ? "-" : plain(layer.at("gradients")), " | ",
-                  reads && splits ? "batch split"
-                  : reads         ? "batch"
-                  : splits        ? "split"
+                  reads && splits       ? "batch split"
+                  : reads               ? "batch"
+                  : splits              ? "split"
                   : counts || histories ? ""
                                         : "-",
                   counts ? concat(" classes ", plain(layer.at("counted_classes"))) : "",
