@@ -216,5 +216,17 @@ TEST_F(Fp8Command, GeneratesAndEvaluatesWhatWasTrained) {
   EXPECT_EQ(generated.exit_code, 0) << generated.err;
 }
 
+TEST_F(Fp8Command, StepsOnAGpuArePredictedToBeFaster) {
+  const auto milliseconds = [&](const char* precision) {
+    const ProgramResult result =
+        run({"simulate", "--profile", "h200-sxm", "--model", "gpt2-1558m", "--layers", "4",
+             "--micro-batch", "16", "--ranks", "1", "--precision", precision});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string line = result.out.substr(result.out.find("\nstep ") + 6);
+    return std::stod(line);
+  };
+  EXPECT_LT(milliseconds("fp8"), 0.9 * milliseconds("bf16"));
+}
+
 }  // namespace
 }  // namespace tessera
