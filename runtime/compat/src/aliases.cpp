@@ -49,6 +49,10 @@ std::string selective(const std::string& text) { return is_true(text) ? "selecti
 std::string negated(const std::string& text) { return is_true(text) ? "false" : "true"; }
 std::string cpu(const std::string& text) { return is_true(text) ? "cpu" : "auto"; }
 
+std::string history_rule(const std::string& text) {
+  return translated(text, std::array{Pair{"most_recent", "most-recent"}});
+}
+
 std::string bind_to_nodes(const std::string& text) { return is_true(text) ? "numa" : "auto"; }
 std::string bind_to_cores(const std::string& text) { return is_true(text) ? "cores" : "auto"; }
 
@@ -187,6 +191,8 @@ constexpr Alias kAliases[] = {
     {"--bf16", "--precision", bf16, true},
     {"--fp16", "--precision", fp16, true},
 
+    {"--fp8-amax-history-len", "--fp8-history"},
+    {"--fp8-amax-compute-algo", "--fp8-history-rule", history_rule},
     {"--initial-loss-scale", "--loss-scale-initial"},
     {"--min-loss-scale", "--loss-scale-minimum"},
     {"--hysteresis", "--loss-scale-hysteresis"},

@@ -55,10 +55,13 @@ Row absent_elsewhere(Row row, bool (*means_something)(const Fp8Options&)) {
 }
 
 /// A row that is absent in another precision.
+Row in_fp8_only(Row row) {
+  return absent_elsewhere(std::move(row), [](const Fp8Options& fp8) { return fp8.enabled; });
+}
+
 template <auto... members>
 Row fp8_row(const char* name, const char* help, Setting more = {}) {
-  return absent_elsewhere(bound<&O::fp8, members...>(name, help, std::move(more)),
-                          [](const Fp8Options& fp8) { return fp8.enabled; });
+  return in_fp8_only(bound<&O::fp8, members...>(name, help, std::move(more)));
 }
 
 /// A row that is absent with another recipe.
