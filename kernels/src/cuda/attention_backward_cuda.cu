@@ -1,6 +1,6 @@
 #include "cuda/attention_tiles_cuda.h"
 
-// Causal attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
+// Attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
 //   p = exp(z - lse),  delta = rowsum(d_out * out),  ds = p (d_out v^T - delta)
 //   dv = p^T d_out,  dk = scale ds^T q,  dq = scale ds k
 // With a soft cap z = cap t of t = tanh(scale q k^T / cap), and ds has the factor 1 - t^2, too.
@@ -74,12 +74,12 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 }
 
 /// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
-/// query `query`; lse2 and delta begin there.
-template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
+/// query `query`; lse2 and delta begin there. `own`: the block's keys.
+template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep, typename Rows>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
-                                    const AttentionLayout& layout, const Documents& documents,
-                                    float c) {
+                                    const Rows& own, float c) {
+  const AttentionLayout& layout = own.layout;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const ScoreCap<T> cap(layout);
 #pragma unroll
@@ -88,7 +88,8 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
     for (int e = 0; e < 2; ++e) {
       const int column = j * 8 + lane % 4 * 2 + e;
       const float lse = lse2[column], d = delta[column];
-      const int seen = kMask ? documents.seen(query + column, layout.window) : 0;
+      constexpr bool kMaskColumns = kMask && !Rows::kSearches;
+      const int seen = kMaskColumns ? own.documents.seen(query + column, layout.window) : 0;
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -98,7 +99,12 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           const float slope = kCapped ? cap.apply(p) : 1.0F;
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) p = 0.0F;
+          if constexpr (kMask && Rows::kSearches) {
+            const AttentionLayout::Visible queries = own[row];  // that see the key
+            if (hides(queries.place, query + column, queries.seen)) p = 0.0F;
+          } else if (kMask && hides(kCausal ? query + column : layout.length - 1, row, seen)) {
+            p = 0.0F;
+          }
           ds = kCapped ? p * (ds - d) * slope : p * (ds - d);
         }
       }
@@ -137,36 +143,57 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
   copy_rows<Sizes::kRows>(tiles.own(0), k, first_key);
   copy_rows<Sizes::kRows>(tiles.own(1), v, first_key);
-  int query = kCausal ? first_key / kStep * kStep : 0;
+  const Documents documents = layout.documents<kDocuments>(place.batch);
+  int query = (kCausal ? first_key : documents.start(first_key)) / kStep * kStep;
   copy_step(0, query);
 
   const float c = layout.scale * kLog2E;
   float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
-  const Documents documents = layout.documents<kDocuments>(place.batch);
+  using Rows = OwnRows<kDocuments, kCausal, Sizes::kRows>;
+  const Rows own(layout, documents, first_key);
+  constexpr int kLastRow = Sizes::kWarpRows - 1;
+  AttentionLayout::Visible first_row{}, last_row{};
+  if constexpr (Rows::kSearches) {
+    first_row = layout.visible_if<kCausal>(warp_key, documents);
+    last_row = layout.visible_if<kCausal>(warp_key + kLastRow, documents);
+  }
   const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length), documents);
   for (int stage = 0; query < end; query += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (query + kStep < end) copy_step(stage ^ 1, query + kStep);
     const int last_query = query + kStep - 1;
-    const int first_place = layout.position<kCausal>(query);
-    const int last_place = layout.position<kCausal>(last_query);
-    const bool after_all =
-        warp_key + Sizes::kWarpRows - 1 <= first_place - documents.seen(query, layout.window);
-    if (last_place < warp_key || after_all) continue;  // none sees this warp's keys
+    const auto is_seen = [&] {
+      if constexpr (Rows::kSearches) {
+        return query <= last_row.place && last_query > first_row.place - first_row.seen;
+      } else {
+        const auto first = layout.visible_if<kCausal>(query, documents);
+        const auto last = layout.visible_if<kCausal>(last_query, documents);
+        return last.place >= warp_key && warp_key + kLastRow > first.place - first.seen;
+      }
+    };
+    if (!is_seen()) continue;  // none sees this warp's keys
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4] = {};
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     if constexpr (kSums != Sums::kValues) {
       multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     }
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    if (first_place < warp_key + Sizes::kWarpRows - 1 ||
-        warp_key <= last_place - documents.seen(last_query, layout.window)) {
-      transposed_gradient<T, true, kCausal, kCapped, kM, kStep>(
-          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
+    const auto is_masked = [&] {  // asked here, or the answer would take registers
+      if constexpr (Rows::kSearches) {
+        return last_query > first_row.place || query <= last_row.place - last_row.seen;
+      } else {
+        const auto first = layout.visible_if<kCausal>(query, documents);
+        const auto last = layout.visible_if<kCausal>(last_query, documents);
+        return first.place < warp_key + kLastRow || warp_key <= last.place - last.seen;
+      }
+    };
+    if (is_masked()) {
+      transposed_gradient<T, true, kCausal, kCapped, kM, kStep>(s, dp, lse2_here, delta_here,
+                                                                warp_key, query, own, c);
     } else {
-      transposed_gradient<T, false, kCausal, kCapped, kM, kStep>(
-          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
+      transposed_gradient<T, false, kCausal, kCapped, kM, kStep>(s, dp, lse2_here, delta_here,
+                                                                 warp_key, query, own, c);
     }
     if constexpr (kSums != Sums::kKeys) add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     if constexpr (kSums != Sums::kValues) add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -190,19 +217,18 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
 /// key `key`.
-template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
+template <typename T, bool kMask, bool kCapped, int kM, int kStep, typename Rows>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
-                               int key, const AttentionLayout& layout, const Documents& documents,
-                               float c) {
+                               int key, const Rows& own, float c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const ScoreCap<T> cap(layout);
+  const ScoreCap<T> cap(own.layout);
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = query + i * 16 + half * 8 + lane / 4;
-      const int seen = kMask ? documents.seen(row, layout.window) : 0;
+      AttentionLayout::Visible visible{};
+      if constexpr (kMask) visible = own[query + i * 16 + half * 8 + lane / 4];
 #pragma unroll
       for (int j = 0; j < kStep / 8; ++j) {
 #pragma unroll
@@ -213,7 +239,7 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
           dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
           if constexpr (kCapped) dp[i][j][e] *= slope;
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (kMask && hides(layout.position<kCausal>(row), column, seen)) dp[i][j][e] = 0.0F;
+          if (kMask && hides(visible.place, column, visible.seen)) dp[i][j][e] = 0.0F;
         }
       }
     }
@@ -247,8 +273,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = kCausal ? layout.first_key(first_query, kStep, documents) : 0;
+  const int begin = kCausal ? layout.first_key(first_query, kStep, documents)
+                            : documents.start(first_query) / kStep * kStep;
   copy_step(0, begin);
+  const OwnRows<kDocuments, kCausal, Sizes::kRows> own(layout, documents, first_query);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
   const std::int64_t row0 = place.index(layout) * problem.statistics.stride + warp_query;
@@ -264,11 +292,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   const float c = layout.scale * kLog2E;
   float dq[kM][kDim / 8][4] = {};
   constexpr int kLastRow = Sizes::kWarpRows - 1;
-  const int seen_first = documents.seen(warp_query, layout.window);
-  const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
-  const int end = kCausal ? min(first_query + Sizes::kRows, layout.length) : layout.length;
-  const int first_place = layout.position<kCausal>(warp_query);
-  const int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  const auto [first_place, seen_first] = layout.visible_if<kCausal>(warp_query, documents);
+  const auto [last_place, seen_last] = layout.visible_if<kCausal>(warp_query + kLastRow, documents);
+  const int queries_end = min(first_query + Sizes::kRows, layout.length);
+  const int end = kCausal ? queries_end : documents.end(queries_end - 1);
   for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
@@ -279,11 +306,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     if (key + kStep - 1 > first_place || key <= last_place - seen_last) {
-      score_gradient<T, true, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
-                                                           layout, documents, c);
+      score_gradient<T, true, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key, own, c);
     } else {
-      score_gradient<T, false, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
-                                                            layout, documents, c);
+      score_gradient<T, false, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key, own, c);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -321,12 +346,12 @@ void launch_all(const BackwardProblem<typename KeysSizes::T>& problem, cudaStrea
   const AttentionLayout& layout = problem.layout;
   if (layout.soft_cap != 0.0F) {
     launch_kernels<KeysSizes, QueriesSizes, true, true, true>(problem, stream);
-  } else if (!layout.causal) {
-    launch_kernels<KeysSizes, QueriesSizes, false, false, false>(problem, stream);
   } else if (layout.starts == nullptr) {
-    launch_kernels<KeysSizes, QueriesSizes, false, true, false>(problem, stream);
+    layout.causal ? launch_kernels<KeysSizes, QueriesSizes, false, true, false>(problem, stream)
+                  : launch_kernels<KeysSizes, QueriesSizes, false, false, false>(problem, stream);
   } else {
-    launch_kernels<KeysSizes, QueriesSizes, true, true, false>(problem, stream);
+    layout.causal ? launch_kernels<KeysSizes, QueriesSizes, true, true, false>(problem, stream)
+                  : launch_kernels<KeysSizes, QueriesSizes, true, false, false>(problem, stream);
   }
 }
 

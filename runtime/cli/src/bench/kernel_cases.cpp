@@ -42,14 +42,26 @@ std::int64_t attention_scratch(KernelLab& lab, DType t, std::int64_t length, boo
                                         cuda_attention(*stream).options);
 }
 
-PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool backward) {
+/// Attention of decoders is causal. Of encoders it is not, and knows where texts end: here behind
+/// the last position, so that nothing is left out.
+enum class AttentionOf { kDecoder, kEncoder };
+
+PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool backward,
+                         AttentionOf model) {
   Operands o{lab};
+  const bool causal = model == AttentionOf::kDecoder;
+  // Zeros, as fp32 and as int32.
+  const TensorView zeros = o.constant({o.size.batch, length}, 0.0F);
+  const TensorView starts =
+      causal ? TensorView() : TensorView(zeros.data, DType::kInt32, zeros.shape);
   const std::int64_t scratch = attention_scratch(lab, t, length, backward);
   const Shape in = qkv(o, length), out{o.size.batch, length, o.size.heads, kHeadDim};
   const AttentionForwardArgs of{.qkv = o.random(in, t),
                                 .out = o.random(out, t),
                                 .lse = o.empty({o.size.batch, o.size.heads, length}, kFloat),
-                                .workspace = o.empty({scratch}, DType::kUInt8)};
+                                .workspace = o.empty({scratch}, DType::kUInt8),
+                                .starts = starts,
+                                .causal = causal};
   const PreparedKernel forward = counted_call(o, &KernelTable::attention_forward, of);
   if (!backward) return forward;
   lab.seconds(forward.call, 1);
@@ -59,14 +71,22 @@ PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool back
                                             .out = of.out,
                                             .lse = of.lse,
                                             .d_qkv = o.empty(in, t),
-                                            .workspace = of.workspace});
+                                            .workspace = of.workspace,
+                                            .starts = starts,
+                                            .causal = causal});
 }
 
 void add_attention(Cases to, DType t) {
   for (const std::int64_t length : {256, 1024, 4096}) {
     for (const bool backward : {false, true}) {
       to.add(concat(backward ? "attention_backward" : "attention_forward", "/length:", length),
-             [=](KernelLab& lab) { return attention(lab, t, length, backward); });
+             [=](KernelLab& lab) {
+               return attention(lab, t, length, backward, AttentionOf::kDecoder);
+             });
+      to.add(concat("encoder_attention_", backward ? "backward" : "forward", "/length:", length),
+             [=](KernelLab& lab) {
+               return attention(lab, t, length, backward, AttentionOf::kEncoder);
+             });
     }
     // One query over keys and values that are kept, three queries to a key.
     to.add(
