@@ -74,12 +74,12 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 }
 
 /// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
-/// query `query`; lse2 and delta begin there. `own`: the block's keys.
-template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep, typename Rows>
+/// query `query`; lse2 and delta begin there. kSearches: `found` says which queries see the keys.
+template <typename T, bool kMask, bool kSearches, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
-                                    const Rows& own, float c) {
-  const AttentionLayout& layout = own.layout;
+                                    const AttentionLayout& layout, const Documents& documents,
+                                    float c, const AttentionLayout::Visible* found) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const ScoreCap<T> cap(layout);
 #pragma unroll
@@ -88,8 +88,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
     for (int e = 0; e < 2; ++e) {
       const int column = j * 8 + lane % 4 * 2 + e;
       const float lse = lse2[column], d = delta[column];
-      constexpr bool kMaskColumns = kMask && !Rows::kSearches;
-      const int seen = kMaskColumns ? own.documents.seen(query + column, layout.window) : 0;
+      const int seen = kMask ? documents.seen(query + column, layout.window) : 0;
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
 #pragma unroll
@@ -99,10 +98,10 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           const float slope = kCapped ? cap.apply(p) : 1.0F;
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if constexpr (kMask && Rows::kSearches) {
-            const AttentionLayout::Visible queries = own[row];  // that see the key
-            if (hides(queries.place, query + column, queries.seen)) p = 0.0F;
-          } else if (kMask && hides(kCausal ? query + column : layout.length - 1, row, seen)) {
+          if constexpr (kMask && kSearches) {
+            const auto [last, count] = found[i * 16 + half * 8 + lane / 4];
+            if (hides(last, query + column, count)) p = 0.0F;
+          } else if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) {
             p = 0.0F;
           }
           ds = kCapped ? p * (ds - d) * slope : p * (ds - d);
@@ -143,57 +142,53 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   clear_padding<2 * Sizes::kRows + 4 * kStep>(tiles.own(0), q.chunks);
   copy_rows<Sizes::kRows>(tiles.own(0), k, first_key);
   copy_rows<Sizes::kRows>(tiles.own(1), v, first_key);
-  const Documents documents = layout.documents<kDocuments>(place.batch);
-  int query = (kCausal ? first_key : documents.start(first_key)) / kStep * kStep;
+  int query = kCausal ? first_key / kStep * kStep : 0;
+  constexpr bool kSearches = kDocuments && !kCausal;
+  if constexpr (kSearches) {
+    query = layout.documents(place.batch).start(first_key) / kStep * kStep;
+  }
   copy_step(0, query);
 
   const float c = layout.scale * kLog2E;
   float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
-  using Rows = OwnRows<kDocuments, kCausal, Sizes::kRows>;
-  const Rows own(layout, documents, first_key);
-  constexpr int kLastRow = Sizes::kWarpRows - 1;
-  AttentionLayout::Visible first_row{}, last_row{};
-  if constexpr (Rows::kSearches) {
-    first_row = layout.visible_if<kCausal>(warp_key, documents);
-    last_row = layout.visible_if<kCausal>(warp_key + kLastRow, documents);
-  }
+  const Documents documents = layout.documents<kDocuments>(place.batch);
   const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length), documents);
+  AttentionLayout::Visible first_seen{}, last_seen{};  // kSearches: the queries that see a key
+  const AttentionLayout::Visible* found = nullptr;
+  if constexpr (kSearches) {
+    first_seen = layout.visible(warp_key, documents);
+    last_seen = layout.visible(warp_key + Sizes::kWarpRows - 1, documents);
+    found = search_rows<Sizes::kRows>(layout, documents, first_key) + warp_row;
+  }
   for (int stage = 0; query < end; query += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
     if (query + kStep < end) copy_step(stage ^ 1, query + kStep);
     const int last_query = query + kStep - 1;
-    const auto is_seen = [&] {
-      if constexpr (Rows::kSearches) {
-        return query <= last_row.place && last_query > first_row.place - first_row.seen;
-      } else {
-        const auto first = layout.visible_if<kCausal>(query, documents);
-        const auto last = layout.visible_if<kCausal>(last_query, documents);
-        return last.place >= warp_key && warp_key + kLastRow > first.place - first.seen;
-      }
-    };
-    if (!is_seen()) continue;  // none sees this warp's keys
+    const int first_place = layout.position<kCausal>(query);
+    const int last_place = layout.position<kCausal>(last_query);
+    const bool after_all =
+        warp_key + Sizes::kWarpRows - 1 <= first_place - documents.seen(query, layout.window);
+    if constexpr (kSearches) {
+      const bool before_all = last_query <= first_seen.place - first_seen.seen;
+      if (query > last_seen.place || before_all) continue;
+    } else if (last_place < warp_key || after_all) {
+      continue;  // none sees this warp's keys
+    }
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4] = {};
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     if constexpr (kSums != Sums::kValues) {
       multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     }
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    const auto is_masked = [&] {  // asked here, or the answer would take registers
-      if constexpr (Rows::kSearches) {
-        return last_query > first_row.place || query <= last_row.place - last_row.seen;
-      } else {
-        const auto first = layout.visible_if<kCausal>(query, documents);
-        const auto last = layout.visible_if<kCausal>(last_query, documents);
-        return first.place < warp_key + kLastRow || warp_key <= last.place - last.seen;
-      }
-    };
-    if (is_masked()) {
-      transposed_gradient<T, true, kCausal, kCapped, kM, kStep>(s, dp, lse2_here, delta_here,
-                                                                warp_key, query, own, c);
+    if (kSearches ? last_query > first_seen.place || query <= last_seen.place - last_seen.seen
+                  : first_place < warp_key + Sizes::kWarpRows - 1 ||
+                        warp_key <= last_place - documents.seen(last_query, layout.window)) {
+      transposed_gradient<T, true, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c, found);
     } else {
-      transposed_gradient<T, false, kCausal, kCapped, kM, kStep>(s, dp, lse2_here, delta_here,
-                                                                 warp_key, query, own, c);
+      transposed_gradient<T, false, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c, found);
     }
     if constexpr (kSums != Sums::kKeys) add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     if constexpr (kSums != Sums::kValues) add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -216,19 +211,20 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 }
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
-/// key `key`.
-template <typename T, bool kMask, bool kCapped, int kM, int kStep, typename Rows>
+/// key `key`. kSearches: `found` says which keys the queries see.
+template <typename T, bool kMask, bool kSearches, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
-                               int key, const Rows& own, float c) {
+                               int key, const AttentionLayout& layout, const Documents& documents,
+                               float c, const AttentionLayout::Visible* found) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const ScoreCap<T> cap(own.layout);
+  const ScoreCap<T> cap(layout);
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      AttentionLayout::Visible visible{};
-      if constexpr (kMask) visible = own[query + i * 16 + half * 8 + lane / 4];
+      const int row = query + i * 16 + half * 8 + lane / 4;
+      const int seen = kMask ? documents.seen(row, layout.window) : 0;
 #pragma unroll
       for (int j = 0; j < kStep / 8; ++j) {
 #pragma unroll
@@ -239,7 +235,12 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
           dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
           if constexpr (kCapped) dp[i][j][e] *= slope;
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (kMask && hides(visible.place, column, visible.seen)) dp[i][j][e] = 0.0F;
+          if constexpr (kMask && kSearches) {
+            const auto [last, count] = found[i * 16 + half * 8 + lane / 4];
+            if (hides(last, column, count)) dp[i][j][e] = 0.0F;
+          } else if (kMask && hides(layout.position<kCausal>(row), column, seen)) {
+            dp[i][j][e] = 0.0F;
+          }
         }
       }
     }
@@ -273,10 +274,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = kCausal ? layout.first_key(first_query, kStep, documents)
-                            : documents.start(first_query) / kStep * kStep;
+  int begin = kCausal ? layout.first_key(first_query, kStep, documents) : 0;
+  constexpr bool kSearches = kDocuments && !kCausal;
+  if constexpr (kSearches) begin = documents.start(first_query) / kStep * kStep;
   copy_step(0, begin);
-  const OwnRows<kDocuments, kCausal, Sizes::kRows> own(layout, documents, first_query);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
   const std::int64_t row0 = place.index(layout) * problem.statistics.stride + warp_query;
@@ -292,10 +293,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   const float c = layout.scale * kLog2E;
   float dq[kM][kDim / 8][4] = {};
   constexpr int kLastRow = Sizes::kWarpRows - 1;
-  const auto [first_place, seen_first] = layout.visible_if<kCausal>(warp_query, documents);
-  const auto [last_place, seen_last] = layout.visible_if<kCausal>(warp_query + kLastRow, documents);
-  const int queries_end = min(first_query + Sizes::kRows, layout.length);
-  const int end = kCausal ? queries_end : documents.end(queries_end - 1);
+  int seen_first = documents.seen(warp_query, layout.window);
+  int seen_last = documents.seen(warp_query + kLastRow, layout.window);
+  int end = kCausal ? min(first_query + Sizes::kRows, layout.length) : layout.length;
+  int first_place = layout.position<kCausal>(warp_query);
+  int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  const AttentionLayout::Visible* found = nullptr;
+  if constexpr (kSearches) {
+    const auto first = layout.visible(warp_query, documents);
+    const auto last = layout.visible(warp_query + kLastRow, documents);
+    first_place = first.place;
+    seen_first = first.seen;
+    last_place = last.place;
+    seen_last = last.seen;
+    end = documents.end(min(first_query + Sizes::kRows, layout.length) - 1);
+    found = search_rows<Sizes::kRows>(layout, documents, first_query) + warp_row;
+  }
   for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
@@ -306,9 +319,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     if (key + kStep - 1 > first_place || key <= last_place - seen_last) {
-      score_gradient<T, true, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key, own, c);
+      score_gradient<T, true, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2, delta, warp_query, key, layout, documents, c, found);
     } else {
-      score_gradient<T, false, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key, own, c);
+      score_gradient<T, false, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2, delta, warp_query, key, layout, documents, c, found);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }

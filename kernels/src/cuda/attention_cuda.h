@@ -41,6 +41,13 @@ struct AttentionLayout {
   const std::int32_t* starts = nullptr;  ///< (B, L): of documents; null: one in each sequence
   bool causal = true;                    ///< else a query sees all keys of its document
 
+  /// Where the masks take a query to be. From the last place of a sequence, the window of which is
+  /// all of it, no key is hidden but those behind the end: so much for attention that is not
+  /// causal, without documents.
+  template <bool kCausal>
+  constexpr int position(int query) const {
+    return kCausal ? query : length - 1;
+  }
   /// Behind the last key that queries before `queries_end` see.
   constexpr int keys_end(int queries_end) const {
     return causal && queries_end < length ? queries_end : length;
@@ -50,14 +57,7 @@ struct AttentionLayout {
     int place, seen;
   };
   constexpr Visible visible(int query, const Documents& of) const {
-    return causal ? visible_if<true>(query, of) : visible_if<false>(query, of);
-  }
-  /// Does that where the compiler knows whether attention is causal. If it is not, a search finds
-  /// the end of the document, and a query of the last place stands for those behind it.
-  template <bool kCausal>
-  constexpr Visible visible_if(int query, const Documents& of) const {
-    if (kCausal) return {query, of.seen(query, window)};
-    if (of.starts == nullptr) return {length - 1, window};
+    if (causal) return {query, of.seen(query, window)};
     const int row = query < length ? query : length - 1;
     const int end = of.end(row);
     return {end - 1, end - of.start(row)};

@@ -187,36 +187,19 @@ inline dim3 attention_grid(const AttentionLayout& layout, int rows) {
   return dim3(blocks_for(layout.tiles(rows) * layout.all_heads(), 1));
 }
 
-/// The keys that a block's own rows see. Where attention is not causal, and there are documents,
-/// that takes a search: it is done once for each row, and what it finds is kept in shared memory.
-/// There a key is seen by the queries of its document, so own rows may be keys as well.
-template <bool kDocuments, bool kCausal, int kRows>
-struct OwnRows {
-  static constexpr bool kSearches = kDocuments && !kCausal;
-  const AttentionLayout& layout;
-  const Documents& documents;
-  int first;  ///< the position of row 0
-  AttentionLayout::Visible* found;
-
-  __device__ OwnRows(const AttentionLayout& layout_, const Documents& documents_, int first_)
-      : layout(layout_), documents(documents_), first(first_), found(nullptr) {
-    if constexpr (kSearches) {
-      SIMT_SHARED(AttentionLayout::Visible[kRows], of_rows);
-      found = of_rows;
-      for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kAttentionThreads) {
-        found[row] = layout.visible_if<kCausal>(first + row, documents);
-      }
-    }
+/// Where attention is not causal, what a block's own rows see of documents takes a search. This
+/// does it once for each of the rows from position `first` on, and keeps in shared memory what it
+/// finds, for all threads after a __syncthreads. A key is seen by the queries of its document, so
+/// the rows may be keys as well.
+template <int kRows>
+__device__ const AttentionLayout::Visible* search_rows(const AttentionLayout& layout,
+                                                       const Documents& documents, int first) {
+  SIMT_SHARED(AttentionLayout::Visible[kRows], found);
+  for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kAttentionThreads) {
+    found[row] = layout.visible(first + row, documents);
   }
-  /// The keys of the row of that position; only after a __syncthreads.
-  __device__ AttentionLayout::Visible operator[](int position) const {
-    if constexpr (kSearches) {
-      return found[position - first];
-    } else {
-      return layout.visible_if<kCausal>(position, documents);
-    }
-  }
-};
+  return found;
+}
 
 /// Which tile of which head a block works on: heads one after another, so that the blocks that run
 /// at the same time share keys and values in the L2 cache.
