@@ -1,6 +1,6 @@
 #include "cuda/attention_tiles_cuda.h"
 
-// Causal attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
+// Attention, backward, on tensor cores. With z = scale q k^T, p recomputed from lse:
 //   p = exp(z - lse),  delta = rowsum(d_out * out),  ds = p (d_out v^T - delta)
 //   dv = p^T d_out,  dk = scale ds^T q,  dq = scale ds k
 // With a soft cap z = cap t of t = tanh(scale q k^T / cap), and ds has the factor 1 - t^2, too.
@@ -74,12 +74,12 @@ __device__ void copy_statistics(const BackwardTiles<Sizes>& tiles, int stage, co
 }
 
 /// Turns s = k q^T and dp = v d_out^T into p^T and ds^T. Row 0 of the warp is key `key`, column 0
-/// query `query`; lse2 and delta begin there.
-template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
+/// query `query`; lse2 and delta begin there. kSearches: `found` says which queries see the keys.
+template <typename T, bool kMask, bool kSearches, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                     const float* lse2, const float* delta, int key, int query,
                                     const AttentionLayout& layout, const Documents& documents,
-                                    float c) {
+                                    float c, const AttentionLayout::Visible* found) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const ScoreCap<T> cap(layout);
 #pragma unroll
@@ -98,7 +98,12 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
           const float slope = kCapped ? cap.apply(p) : 1.0F;
           p = simt::exp2_approx(fmaf(p, c, -lse));
           const int row = key + i * 16 + half * 8 + lane / 4;
-          if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) p = 0.0F;
+          if constexpr (kMask && kSearches) {
+            const auto [last, count] = found[i * 16 + half * 8 + lane / 4];
+            if (hides(last, query + column, count)) p = 0.0F;
+          } else if (kMask && hides(layout.position<kCausal>(query + column), row, seen)) {
+            p = 0.0F;
+          }
           ds = kCapped ? p * (ds - d) * slope : p * (ds - d);
         }
       }
@@ -138,12 +143,23 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   copy_rows<Sizes::kRows>(tiles.own(0), k, first_key);
   copy_rows<Sizes::kRows>(tiles.own(1), v, first_key);
   int query = kCausal ? first_key / kStep * kStep : 0;
+  constexpr bool kSearches = kDocuments && !kCausal;
+  if constexpr (kSearches) {
+    query = layout.documents(place.batch).start(first_key) / kStep * kStep;
+  }
   copy_step(0, query);
 
   const float c = layout.scale * kLog2E;
   float dk[kM][kDim / 8][4] = {}, dv[kM][kDim / 8][4] = {};
   const Documents documents = layout.documents<kDocuments>(place.batch);
   const int end = layout.queries_end(min(first_key + Sizes::kRows, layout.length), documents);
+  AttentionLayout::Visible first_seen{}, last_seen{};  // kSearches: the queries that see a key
+  const AttentionLayout::Visible* found = nullptr;
+  if constexpr (kSearches) {
+    first_seen = layout.visible(warp_key, documents);
+    last_seen = layout.visible(warp_key + Sizes::kWarpRows - 1, documents);
+    found = search_rows<Sizes::kRows>(layout, documents, first_key) + warp_row;
+  }
   for (int stage = 0; query < end; query += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
@@ -153,20 +169,26 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     const int last_place = layout.position<kCausal>(last_query);
     const bool after_all =
         warp_key + Sizes::kWarpRows - 1 <= first_place - documents.seen(query, layout.window);
-    if (last_place < warp_key || after_all) continue;  // none sees this warp's keys
+    if constexpr (kSearches) {
+      const bool before_all = last_query <= first_seen.place - first_seen.seen;
+      if (query > last_seen.place || before_all) continue;
+    } else if (last_place < warp_key || after_all) {
+      continue;  // none sees this warp's keys
+    }
     float s[kM][kStep / 8][4], dp[kM][kStep / 8][4] = {};
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     if constexpr (kSums != Sums::kValues) {
       multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     }
     const float *lse2_here = tiles.statistic(0, stage), *delta_here = tiles.statistic(1, stage);
-    if (first_place < warp_key + Sizes::kWarpRows - 1 ||
-        warp_key <= last_place - documents.seen(last_query, layout.window)) {
-      transposed_gradient<T, true, kCausal, kCapped, kM, kStep>(
-          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
+    if (kSearches ? last_query > first_seen.place || query <= last_seen.place - last_seen.seen
+                  : first_place < warp_key + Sizes::kWarpRows - 1 ||
+                        warp_key <= last_place - documents.seen(last_query, layout.window)) {
+      transposed_gradient<T, true, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c, found);
     } else {
-      transposed_gradient<T, false, kCausal, kCapped, kM, kStep>(
-          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c);
+      transposed_gradient<T, false, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2_here, delta_here, warp_key, query, layout, documents, c, found);
     }
     if constexpr (kSums != Sums::kKeys) add_product<kM, kStep>(dv, s, tiles.passing(1, stage));
     if constexpr (kSums != Sums::kValues) add_product<kM, kStep>(dk, dp, tiles.passing(0, stage));
@@ -189,12 +211,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
 }
 
 /// Turns s = q k^T and dp = d_out v^T into ds, in dp. Row 0 of the warp is query `query`, column 0
-/// key `key`.
-template <typename T, bool kMask, bool kCausal, bool kCapped, int kM, int kStep>
+/// key `key`. kSearches: `found` says which keys the queries see.
+template <typename T, bool kMask, bool kSearches, bool kCausal, bool kCapped, int kM, int kStep>
 __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[kM][kStep / 8][4],
                                const float (&lse2)[kM][2], const float (&delta)[kM][2], int query,
                                int key, const AttentionLayout& layout, const Documents& documents,
-                               float c) {
+                               float c, const AttentionLayout::Visible* found) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const ScoreCap<T> cap(layout);
 #pragma unroll
@@ -213,7 +235,12 @@ __device__ void score_gradient(const float (&s)[kM][kStep / 8][4], float (&dp)[k
           dp[i][j][e] = p * (dp[i][j][e] - delta[i][half]);
           if constexpr (kCapped) dp[i][j][e] *= slope;
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (kMask && hides(layout.position<kCausal>(row), column, seen)) dp[i][j][e] = 0.0F;
+          if constexpr (kMask && kSearches) {
+            const auto [last, count] = found[i * 16 + half * 8 + lane / 4];
+            if (hides(last, column, count)) dp[i][j][e] = 0.0F;
+          } else if (kMask && hides(layout.position<kCausal>(row), column, seen)) {
+            dp[i][j][e] = 0.0F;
+          }
         }
       }
     }
@@ -247,7 +274,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   copy_rows<Sizes::kRows>(tiles.own(0), q, first_query);
   copy_rows<Sizes::kRows>(tiles.own(1), d_out, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = kCausal ? layout.first_key(first_query, kStep, documents) : 0;
+  int begin = kCausal ? layout.first_key(first_query, kStep, documents) : 0;
+  constexpr bool kSearches = kDocuments && !kCausal;
+  if constexpr (kSearches) begin = documents.start(first_query) / kStep * kStep;
   copy_step(0, begin);
 
   float lse2[kM][2], delta[kM][2], factors[kM][2];
@@ -264,11 +293,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
   const float c = layout.scale * kLog2E;
   float dq[kM][kDim / 8][4] = {};
   constexpr int kLastRow = Sizes::kWarpRows - 1;
-  const int seen_first = documents.seen(warp_query, layout.window);
-  const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
-  const int end = kCausal ? min(first_query + Sizes::kRows, layout.length) : layout.length;
-  const int first_place = layout.position<kCausal>(warp_query);
-  const int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  int seen_first = documents.seen(warp_query, layout.window);
+  int seen_last = documents.seen(warp_query + kLastRow, layout.window);
+  int end = kCausal ? min(first_query + Sizes::kRows, layout.length) : layout.length;
+  int first_place = layout.position<kCausal>(warp_query);
+  int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  const AttentionLayout::Visible* found = nullptr;
+  if constexpr (kSearches) {
+    const auto first = layout.visible(warp_query, documents);
+    const auto last = layout.visible(warp_query + kLastRow, documents);
+    first_place = first.place;
+    seen_first = first.seen;
+    last_place = last.place;
+    seen_last = last.seen;
+    end = documents.end(min(first_query + Sizes::kRows, layout.length) - 1);
+    found = search_rows<Sizes::kRows>(layout, documents, first_query) + warp_row;
+  }
   for (int key = begin, stage = 0; key < end; key += kStep, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this step is there, and all warps have left the one before
@@ -279,11 +319,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 2)
     multiply_rows<kM, kStep>(s, tiles.own(0), warp_row, tiles.passing(0, stage));
     multiply_rows<kM, kStep>(dp, tiles.own(1), warp_row, tiles.passing(1, stage));
     if (key + kStep - 1 > first_place || key <= last_place - seen_last) {
-      score_gradient<T, true, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
-                                                           layout, documents, c);
+      score_gradient<T, true, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2, delta, warp_query, key, layout, documents, c, found);
     } else {
-      score_gradient<T, false, kCausal, kCapped, kM, kStep>(s, dp, lse2, delta, warp_query, key,
-                                                            layout, documents, c);
+      score_gradient<T, false, kSearches, kCausal, kCapped, kM, kStep>(
+          s, dp, lse2, delta, warp_query, key, layout, documents, c, found);
     }
     add_product<kM, kStep>(dq, dp, tiles.passing(0, stage));
   }
@@ -321,12 +361,12 @@ void launch_all(const BackwardProblem<typename KeysSizes::T>& problem, cudaStrea
   const AttentionLayout& layout = problem.layout;
   if (layout.soft_cap != 0.0F) {
     launch_kernels<KeysSizes, QueriesSizes, true, true, true>(problem, stream);
-  } else if (!layout.causal) {
-    launch_kernels<KeysSizes, QueriesSizes, false, false, false>(problem, stream);
   } else if (layout.starts == nullptr) {
-    launch_kernels<KeysSizes, QueriesSizes, false, true, false>(problem, stream);
+    layout.causal ? launch_kernels<KeysSizes, QueriesSizes, false, true, false>(problem, stream)
+                  : launch_kernels<KeysSizes, QueriesSizes, false, false, false>(problem, stream);
   } else {
-    launch_kernels<KeysSizes, QueriesSizes, true, true, false>(problem, stream);
+    layout.causal ? launch_kernels<KeysSizes, QueriesSizes, true, true, false>(problem, stream)
+                  : launch_kernels<KeysSizes, QueriesSizes, true, false, false>(problem, stream);
   }
 }
 

@@ -17,9 +17,8 @@ template <typename Args>
 bool tensor_cores_take(const Args& args, std::initializer_list<TensorView> others) {
   const TensorView& qkv = args.qkv;
   const std::int64_t head_dim = qkv.shape[4];
-  const bool is_plain = args.scores.soft_cap == 0.0F && !args.starts;
-  bool fits = (args.causal || is_plain) && qkv.dtype != DType::kFloat32 && head_dim % 8 == 0 &&
-              head_dim <= kTensorCoreHeadDim && is_aligned(qkv.data, 16);
+  bool fits = (args.causal || args.scores.soft_cap == 0.0F) && qkv.dtype != DType::kFloat32 &&
+              head_dim % 8 == 0 && head_dim <= kTensorCoreHeadDim && is_aligned(qkv.data, 16);
   for (const TensorView& view : others) fits = fits && is_aligned(view.data, 16);
   return fits;
 }

@@ -43,7 +43,7 @@ struct AttentionLayout {
 
   /// Where the masks take a query to be. From the last place of a sequence, the window of which is
   /// all of it, no key is hidden but those behind the end: so much for attention that is not
-  /// causal.
+  /// causal, without documents.
   template <bool kCausal>
   constexpr int position(int query) const {
     return kCausal ? query : length - 1;

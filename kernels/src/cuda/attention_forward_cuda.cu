@@ -1,7 +1,8 @@
 #include "cuda/attention_tiles_cuda.h"
 
-// Causal attention, forward, on tensor cores (the online softmax of Dao et al. 2022 and 2023):
-//   s = scale q k^T over the keys up to the query,  out = softmax(s) v,  lse = log sum exp(s)
+// Attention, forward, on tensor cores (the online softmax of Dao et al. 2022 and 2023):
+//   s = scale q k^T over the keys up to the query, or all of its document if not causal,
+//   out = softmax(s) v,  lse = log sum exp(s)
 // With a soft cap s is cap * tanh(scale q k^T / cap).
 // qkv (B, L, 3, H, D), out (B, L, H, D) both in T, bf16 or fp16, D a multiple of 8 up to 256; lse
 // (B, H, L) fp32.
@@ -44,10 +45,11 @@ struct SoftmaxState {
 };
 
 /// Hides the keys after each query and those before its window or document: row 0 of the warp is
-/// query `query`, column 0 is key `key`.
-template <bool kCausal, int kRowBlocks, int kColumns>
+/// query `query`, column 0 is key `key`. kSearches: `found` says which keys the queries see.
+template <bool kSearches, bool kCausal, int kRowBlocks, int kColumns>
 __device__ void mask_scores(float (&s)[kRowBlocks][kColumns][4], int query, int key,
-                            const AttentionLayout& layout, const Documents& documents) {
+                            const AttentionLayout& layout, const Documents& documents,
+                            const AttentionLayout::Visible* found) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
@@ -60,7 +62,12 @@ __device__ void mask_scores(float (&s)[kRowBlocks][kColumns][4], int query, int 
 #pragma unroll
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
           const int column = key + j * 8 + lane % 4 * 2 + e % 2;
-          if (hides(layout.position<kCausal>(row), column, seen)) s[i][j][e] = -INFINITY;
+          if constexpr (kSearches) {
+            const auto [last, count] = found[i * 16 + half * 8 + lane / 4];
+            if (hides(last, column, count)) s[i][j][e] = -INFINITY;
+          } else if (hides(layout.position<kCausal>(row), column, seen)) {
+            s[i][j][e] = -INFINITY;
+          }
         }
       }
     }
@@ -166,7 +173,9 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   clear_padding<kQueries + 4 * kKeys>(queries, q.chunks);
   copy_rows<kQueries>(queries, q, first_query);
   const Documents documents = layout.documents<kDocuments>(place.batch);
-  const int begin = kCausal ? layout.first_key(first_query, kKeys, documents) : 0;
+  int begin = kCausal ? layout.first_key(first_query, kKeys, documents) : 0;
+  constexpr bool kSearches = kDocuments && !kCausal;
+  if constexpr (kSearches) begin = documents.start(first_query) / kKeys * kKeys;
   copy_rows<kKeys>(keys(0), k, begin);
   copy_rows<kKeys>(values(0), v, begin);
   simt::cp_async_commit();
@@ -180,11 +189,22 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
     state.sum[i][0] = state.sum[i][1] = 0.0F;
   }
   constexpr int kLastRow = 16 * kRowBlocks - 1;
-  const int seen_first = documents.seen(warp_query, layout.window);
-  const int seen_last = documents.seen(warp_query + kLastRow, layout.window);
-  const int end = kCausal ? min(first_query + kQueries, layout.length) : layout.length;
-  const int first_place = layout.position<kCausal>(warp_query);
-  const int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  int seen_first = documents.seen(warp_query, layout.window);
+  int seen_last = documents.seen(warp_query + kLastRow, layout.window);
+  int end = kCausal ? min(first_query + kQueries, layout.length) : layout.length;
+  int first_place = layout.position<kCausal>(warp_query);
+  int last_place = layout.position<kCausal>(warp_query + kLastRow);
+  const AttentionLayout::Visible* found = nullptr;
+  if constexpr (kSearches) {
+    const auto first = layout.visible(warp_query, documents);
+    const auto last = layout.visible(warp_query + kLastRow, documents);
+    first_place = first.place;
+    seen_first = first.seen;
+    last_place = last.place;
+    seen_last = last.seen;
+    end = documents.end(min(first_query + kQueries, layout.length) - 1);
+    found = search_rows<kQueries>(layout, documents, first_query) + warp_row;
+  }
   for (int key = begin, stage = 0; key < end; key += kKeys, stage ^= 1) {
     simt::cp_async_wait<0>();
     __syncthreads();  // this tile is there, and all warps have left the one before
@@ -199,7 +219,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
     multiply_rows<kRowBlocks, kKeys>(s, queries, warp_row, keys(stage));
     if constexpr (kCapped) cap_scores<T>(s, layout);
     if (key + kKeys - 1 > first_place || key <= last_place - seen_last) {
-      mask_scores<kCausal>(s, warp_query, key, layout, documents);
+      mask_scores<kSearches, kCausal>(s, warp_query, key, layout, documents, found);
     }
     softmax_step(s, out, state, c);
     add_product<kRowBlocks, kKeys>(out, s, values(stage));
@@ -213,10 +233,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
 template <typename Sizes, typename T>
 void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
   const AttentionLayout& layout = problem.layout;
-  const auto kernel = layout.soft_cap != 0.0F    ? forward_kernel<Sizes, true, true, true, T>
-                      : !layout.causal           ? forward_kernel<Sizes, false, false, false, T>
-                      : layout.starts == nullptr ? forward_kernel<Sizes, false, true, false, T>
-                                                 : forward_kernel<Sizes, true, true, false, T>;
+  const auto kernel = layout.soft_cap != 0.0F ? forward_kernel<Sizes, true, true, true, T>
+                      : layout.starts == nullptr
+                          ? (layout.causal ? forward_kernel<Sizes, false, true, false, T>
+                                           : forward_kernel<Sizes, false, false, false, T>)
+                      : layout.causal ? forward_kernel<Sizes, true, true, false, T>
+                                      : forward_kernel<Sizes, true, false, false, T>;
   simt::allow_dynamic_shared(kernel, Sizes::kSharedBytes);
   simt::launch(kernel, attention_grid(layout, Sizes::kQueries), dim3(kAttentionThreads),
                Sizes::kSharedBytes, stream, problem);

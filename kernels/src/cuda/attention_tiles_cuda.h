@@ -187,6 +187,20 @@ inline dim3 attention_grid(const AttentionLayout& layout, int rows) {
   return dim3(blocks_for(layout.tiles(rows) * layout.all_heads(), 1));
 }
 
+/// Where attention is not causal, what a block's own rows see of documents takes a search. This
+/// does it once for each of the rows from position `first` on, and keeps in shared memory what it
+/// finds, for all threads after a __syncthreads. A key is seen by the queries of its document, so
+/// the rows may be keys as well.
+template <int kRows>
+__device__ const AttentionLayout::Visible* search_rows(const AttentionLayout& layout,
+                                                       const Documents& documents, int first) {
+  SIMT_SHARED(AttentionLayout::Visible[kRows], found);
+  for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kAttentionThreads) {
+    found[row] = layout.visible(first + row, documents);
+  }
+  return found;
+}
+
 /// Which tile of which head a block works on: heads one after another, so that the blocks that run
 /// at the same time share keys and values in the L2 cache.
 struct Place {

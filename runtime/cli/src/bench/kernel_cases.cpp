@@ -55,19 +55,31 @@ double attention_flops(const std::vector<std::vector<std::int64_t>>& documents, 
   return products * squares * static_cast<double>(heads * kHeadDim);
 }
 
-/// With `documents` sequences are packed, and FLOPs are those of the documents' own scores.
+/// Attention of decoders is causal, over whole sequences or over the documents that are packed into
+/// them: then FLOPs are those of the documents' own scores. Of encoders it is not, and knows where
+/// texts end: here behind the last position, so that nothing is left out.
+enum class AttentionOver { kSequences, kDocuments, kTextsOfEncoder };
+
 PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool backward,
-                         bool documents) {
+                         AttentionOver over) {
   Operands o{lab};
+  const bool documents = over == AttentionOver::kDocuments;
+  const bool causal = over != AttentionOver::kTextsOfEncoder;
   const std::int64_t scratch = attention_scratch(lab, t, length, backward, documents);
   const auto packed = packed_documents(o.size.batch, length);
-  const TensorView starts = documents ? o.keep(lab.document_starts(packed)) : TensorView();
+  TensorView starts;
+  if (documents) starts = o.keep(lab.document_starts(packed));
+  if (!causal) {  // zeros, as fp32 and as int32
+    const TensorView zeros = o.constant({o.size.batch, length}, 0.0F);
+    starts = TensorView(zeros.data, DType::kInt32, zeros.shape);
+  }
   const Shape in = qkv(o, length), out{o.size.batch, length, o.size.heads, kHeadDim};
   const AttentionForwardArgs of{.qkv = o.random(in, t),
                                 .out = o.random(out, t),
                                 .lse = o.empty({o.size.batch, o.size.heads, length}, kFloat),
                                 .workspace = o.empty({scratch}, DType::kUInt8),
-                                .starts = starts};
+                                .starts = starts,
+                                .causal = causal};
   const auto of_documents = [&](PreparedKernel kernel, double products) {
     if (!documents) return kernel;
     kernel.flops = attention_flops(packed, o.size.heads, products);
@@ -85,7 +97,8 @@ PreparedKernel attention(KernelLab& lab, DType t, std::int64_t length, bool back
                                                          .lse = of.lse,
                                                          .d_qkv = o.empty(in, t),
                                                          .workspace = of.workspace,
-                                                         .starts = starts}),
+                                                         .starts = starts,
+                                                         .causal = causal}),
                       5.0);
 }
 
@@ -94,13 +107,21 @@ void add_attention(Cases to, DType t) {
     for (const bool backward : {false, true}) {
       to.add(concat(backward ? "attention_backward" : "attention_forward", "/length:", length,
                     "/documents"),
-             [=](KernelLab& lab) { return attention(lab, t, length, backward, true); });
+             [=](KernelLab& lab) {
+               return attention(lab, t, length, backward, AttentionOver::kDocuments);
+             });
     }
   }
   for (const std::int64_t length : {256, 1024, 4096}) {
     for (const bool backward : {false, true}) {
       to.add(concat(backward ? "attention_backward" : "attention_forward", "/length:", length),
-             [=](KernelLab& lab) { return attention(lab, t, length, backward, false); });
+             [=](KernelLab& lab) {
+               return attention(lab, t, length, backward, AttentionOver::kSequences);
+             });
+      to.add(concat("encoder_attention_", backward ? "backward" : "forward", "/length:", length),
+             [=](KernelLab& lab) {
+               return attention(lab, t, length, backward, AttentionOver::kTextsOfEncoder);
+             });
     }
     // One query over keys and values that are kept, three queries to a key.
     to.add(
