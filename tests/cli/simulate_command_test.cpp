@@ -94,8 +94,9 @@ TEST_F(SimulateCommand, MfuIsToldInBothConventions) {
 TEST_F(SimulateCommand, TellsFromHowManyTokensOnTheHostIsHidden) {
   const auto run_of = [&](const char* samples) {
     const test::ProgramResult result =
-        simulate({"--ranks", "1", "--profile", "h100-sxm", "--micro-batch", samples,
-                  "--offload-optimizer", "host", "--format", "json"});
+        run({"simulate", "--model", "gpt2-124m", "--ranks", "1", "--precision", "bf16",
+             "--sequence-length", "1024", "--profile", "h100-sxm", "--micro-batch", samples,
+             "--offload-optimizer", "host", "--format", "json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return nlohmann::json::parse(result.out).at("runs").at(0);
   };
