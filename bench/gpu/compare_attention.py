@@ -11,38 +11,16 @@ attention_forward_torch and attention_backward_torch. Exits with 1 if any is mis
 import argparse
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
+
+from gpu_run import bench_rows, milliseconds
 
 BATCH, HEADS, LENGTH, DIM = 16, 25, 1024, 64
 LAUNCHES = 20
 
 
-def tessera(bench):
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        done = subprocess.run([bench, "--attention", "--json", file.name], text=True,
-                              stdout=subprocess.DEVNULL)
-        try:
-            rows = json.load(file)
-        except ValueError:
-            rows = []
-    return {row["name"]: row["seconds"] for row in rows}, done.returncode
-
-
 def torch_attention():
     import torch
-
-    def milliseconds(launch):
-        for _ in range(3):
-            launch()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(LAUNCHES):
-            launch()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / LAUNCHES
 
     # q, k and v as a transformer has them: parts of one projection.
     packed = torch.randn(BATCH, LENGTH, 3, HEADS, DIM, device="cuda", dtype=torch.bfloat16,
@@ -50,12 +28,12 @@ def torch_attention():
     q, k, v = (part.transpose(1, 2) for part in packed.unbind(2))
     attention = torch.nn.functional.scaled_dot_product_attention
     with torch.no_grad():
-        forward = milliseconds(lambda: attention(q, k, v, is_causal=True))
+        forward = milliseconds(lambda: attention(q, k, v, is_causal=True), LAUNCHES)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = attention(q, k, v, is_causal=True)
     d_out = torch.randn_like(out)
     backward = milliseconds(
-        lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True))
+        lambda: torch.autograd.grad(out, (q, k, v), d_out, retain_graph=True), LAUNCHES)
     torch.cuda.empty_cache()
     return {"attention_forward_torch": forward * 1e-3, "attention_backward_torch": backward * 1e-3}
 
@@ -69,7 +47,8 @@ def main():
     args = parser.parse_args()
     turns, failed = {}, False
     for _ in range(args.turns):
-        ours, status = tessera(args.bench)
+        rows, status = bench_rows(args.bench, "--attention")
+        ours = {row["name"]: row["seconds"] for row in rows}
         failed = failed or status != 0
         for name, seconds in {**ours, **({} if args.no_torch else torch_attention())}.items():
             turns.setdefault(name, []).append(seconds)

@@ -15,9 +15,9 @@ import inspect
 import itertools
 import json
 import statistics
-import subprocess
 import sys
-import tempfile
+
+from gpu_run import bench_rows, milliseconds
 
 HEADS, DIM, TOKENS = 25, 64, 16384
 LENGTHS = 2048, 4096
@@ -35,16 +35,6 @@ def packed_documents(length):
     return documents
 
 
-def tessera(bench):
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        done = subprocess.run([bench, "--documents", "--json", file.name], text=True, stdout=subprocess.DEVNULL)
-        try:
-            rows = json.load(file)
-        except ValueError:
-            rows = []
-    return rows, done.returncode
-
-
 def causal(attention):
     """What makes this PyTorch's varlen_attn causal."""
     parameters = inspect.signature(attention).parameters
@@ -55,17 +45,6 @@ def torch_attention(length):
     import torch
     from torch.nn.attention.varlen import varlen_attn
 
-    def milliseconds(launch):
-        for _ in range(3):
-            launch()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(LAUNCHES):
-            launch()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / LAUNCHES
-
     documents = packed_documents(length)
     begins = torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device="cuda")
     packed = torch.randn(TOKENS, 3, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
@@ -75,7 +54,7 @@ def torch_attention(length):
         return varlen_attn(q, k, v, begins, begins, max(documents), max(documents), **causal(varlen_attn))
 
     with torch.no_grad():
-        forward = milliseconds(attention)
+        forward = milliseconds(attention, LAUNCHES)
     seconds = {f"attention_forward_documents_{length}_torch": forward * 1e-3}
     d_out = torch.randn_like(q)
     for name, deterministic in (("_any_order", False), ("", True)):
@@ -91,7 +70,7 @@ def torch_attention(length):
             if deterministic and not same:
                 print(f"PyTorch's backward over documents in {length} does not give the same bits twice")
                 continue
-            backward = milliseconds(gradients)
+            backward = milliseconds(gradients, LAUNCHES)
         except RuntimeError as error:  # no deterministic kernel
             print(f"PyTorch's backward over documents in {length}, deterministic {deterministic}: {error}")
             continue
@@ -111,7 +90,7 @@ def main():
     args = parser.parse_args()
     turns, flops, failed = {}, {}, False
     for _ in range(args.turns):
-        rows, status = tessera(args.bench)
+        rows, status = bench_rows(args.bench, "--documents")
         failed = failed or status != 0 or not rows
         seconds = {row["name"]: row["seconds"] for row in rows}
         flops.update({row["name"]: row["flops"] for row in rows})

@@ -97,6 +97,31 @@ class Samples:
         return (high - low) / (last - first) * (end - begin)
 
 
+def bench_rows(bench, what):
+    """What gpu_kernels_bench measures with a flag, as many rows as it wrote, and its exit status."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        done = subprocess.run([bench, what, "--json", file.name], stdout=subprocess.DEVNULL)
+        try:
+            rows = json.load(file)
+        except ValueError:
+            rows = []
+    return rows, done.returncode
+
+
+def milliseconds(launch, launches):
+    """The mean time of PyTorch's work on a GPU, by its events."""
+    import torch
+    for _ in range(3):
+        launch()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(launches):
+        launch()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / launches
+
+
 def flops_per_token(step_kernels, model):
     """As the program counts them for its own MFU."""
     done = subprocess.run([step_kernels, "--model", model, "--micro-batch", "1"], check=True,

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "sharding/golden_text.h"
+#include "sharding/small_plan.h"
 #include "support/extent.h"
 #include "support/small_layout.h"
 #include "support/small_run.h"
@@ -23,18 +24,6 @@ using ::testing::HasSubstr;
 
 SmallRun small_run(GatherFormat format = GatherFormat::kE4M3) {
   return {.dtype = DType::kBFloat16, .fp8 = {.enabled = true, .gather_format = format}};
-}
-
-Schedule plan_of(const SmallRun& run) {
-  GptConfig config = small_gpt(0.0F, run.family);
-  config.adapter = run.adapter;
-  config.layers = run.layers;
-  const Model model = make_gpt(config);
-  return plan(layout_of(run, model), plan_options(run));
-}
-
-int count(const Schedule& schedule, const Operation& operation) {
-  return static_cast<int>(std::ranges::count(schedule.actions, &operation, &Action::operation));
 }
 
 void expect_as_planned(const SmallResult& result, const SmallRun& run) {

@@ -13,8 +13,8 @@
 //   It works on the transposed scores, a row per key: then p^T and ds^T are left operands of the
 //   products that follow and stay in registers.
 // - queries: a block holds a tile of queries and d_out and goes through the keys to the diagonal.
-// That computes scores and d_out v^T twice: 7 products instead of 5. Of heads above 128 the sums of
-// dk and of dv do not fit the registers together: the first kernel runs once for each, with 2
+// Both compute scores and d_out v^T: 7 products instead of 5. Heads above 128 have sums of dk and
+// of dv that do not fit the registers together: the first kernel runs once for each, with 2
 // products for dv and 3 for dk, 8 in all. Tiles come in by cp.async in
 // two stages. Products and sums are fp32; p and ds are rounded to T for the second products.
 
@@ -111,7 +111,7 @@ __device__ void transposed_gradient(float (&s)[kM][kStep / 8][4], float (&dp)[kM
   }
 }
 
-/// What a block of the first kernel sums up.
+/// The gradients that a block of the first kernel sums up.
 enum class Sums { kKeys, kValues, kBoth };
 
 template <typename Sizes, Sums kSums, bool kDocuments, bool kCausal, bool kCapped>
@@ -355,7 +355,7 @@ void launch_kernels(const BackwardProblem<typename KeysSizes::T>& problem, cudaS
                                 stream);
 }
 
-/// Of a soft cap there is one kernel of each kind, with or without documents.
+/// A soft cap has one kernel of each kind, with or without documents.
 template <typename KeysSizes, typename QueriesSizes>
 void launch_all(const BackwardProblem<typename KeysSizes::T>& problem, cudaStream_t stream) {
   const AttentionLayout& layout = problem.layout;

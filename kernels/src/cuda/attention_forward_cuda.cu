@@ -37,7 +37,7 @@ struct ForwardProblem {
   float* lse;
 };
 
-/// What a lane knows of its queries: two per 16 rows.
+/// A lane's sums and maxima of its queries, two per 16 rows.
 template <int kRowBlocks>
 struct SoftmaxState {
   float maximum[kRowBlocks][2];
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) forward_kernel(ForwardPr
   store_rows(out, state.sum, queries, warp_row, place.out_rows(layout, problem.out), first_query);
 }
 
-/// Of a soft cap there is one kernel, with or without documents.
+/// A soft cap has one kernel, with or without documents.
 template <typename Sizes, typename T>
 void launch_forward(const ForwardProblem<T>& problem, cudaStream_t stream) {
   const AttentionLayout& layout = problem.layout;

@@ -90,7 +90,7 @@ struct SplitRow {
     vectors = (n - head) / kSize;
   }
   __device__ T* vector(int v) const { return row + head + v * kSize; }
-  /// Of this thread.
+  /// The vectors of this thread.
   __device__ int rounds() const {
     return (vectors - static_cast<int>(threadIdx.x) + kCrossEntropyThreads - 1) /
            kCrossEntropyThreads;

@@ -5,9 +5,10 @@
 
 #include "cuda/cuda_launch.h"
 
-// What a GEMM of codes of fp8 needs beside cuBLASLt's kernels: the factors that its descriptor
-// points to, and the product for what no library kernel takes, as gemm_plain_cuda.cu has it for
-// other operands: a GPU without tensor cores for fp8, sizes that are no multiples of 16.
+// A GEMM of codes of fp8 needs two kernels beside cuBLASLt's: one writes the factors that its
+// descriptor points to, the other is the product for what no library kernel takes, as
+// gemm_plain_cuda.cu has it for other operands: a GPU without tensor cores for fp8, sizes that are
+// no multiples of 16.
 //
 // Order of the product: terms from first to last in fp32, then both factors, the bias, and C; one
 // rounding to C's dtype.

@@ -18,7 +18,7 @@ PredictedSeconds resting_on(Evidence evidence, double seconds, double spread) {
   return predicted;
 }
 
-/// Those of as many threads, or nearly as many.
+/// The steps of as many threads, or nearly as many.
 std::vector<const StepTimes*> steps_of(const HardwareProfile& profile, int threads) {
   const auto distance = [threads](const StepTimes& steps) {
     return std::abs(std::log(static_cast<double>(steps.threads) / threads));

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Those of all pipeline ranks, for a checkpoint, in order of names.
+/// The histories of all pipeline ranks, for a checkpoint, in order of names.
 std::vector<Fp8History> Session::Impl::fp8_histories() {
   std::map<std::string, Fp8History> all;
   if (!plan_.options.fp8.is_delayed()) return {};

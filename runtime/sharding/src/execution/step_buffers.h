@@ -62,7 +62,7 @@ class StepBuffers {
   std::int64_t first_element(const Operand& operand) const;
   /// All of a buffer; null for scalars and activations.
   TensorView whole(int buffer) const { return bases_[static_cast<std::size_t>(buffer)]; }
-  /// Those of the snapshot have their memory from here on.
+  /// Gives the buffers of the snapshot their memory.
   void take(const SnapshotBuffers& snapshot);
 
  private:

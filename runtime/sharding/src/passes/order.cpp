@@ -178,7 +178,7 @@ void Order::write_gradients(Action& action) {
   }
 }
 
-/// Those to which no layer before this one contributes.
+/// Adds up the gradients to which no layer before this one contributes.
 void Order::add_up_gradients(int l, int micro_step) {
   std::erase_if(open_, [&](const Gradient& written) {
     if (at(writers_, written.flat) != l || written.micro_step != micro_step) return false;

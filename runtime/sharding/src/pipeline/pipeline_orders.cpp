@@ -128,7 +128,7 @@ Passes zero_bubble_v(const PipelineShape& shape, int rank) {
 struct OrderRow {
   PipelineOrder order;
   std::string_view name;
-  /// Those of a step that trains all stages, and of micro-steps beyond its last.
+  /// The passes of a step that trains all stages, and of micro-steps beyond its last.
   Passes (*passes)(const PipelineShape& shape, int rank);
   int least_chunks = 1, most_chunks = 1'000'000;  ///< stages on a rank
   bool splits = false;

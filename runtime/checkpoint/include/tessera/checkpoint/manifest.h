@@ -71,7 +71,7 @@ struct Manifest {
   /// Set by a run that scales its loss, or has skipped steps; its scale is above 0 and finite.
   std::optional<LossScalerState> loss_scaler{};
   std::optional<BestEvaluation> best{};  ///< of a run that compares its evaluations
-  /// Those of a run with delayed scaling, in order of names; without the zeros that a history
+  /// The histories of a run with delayed scaling, in order of names, without the zeros that each
   /// begins with.
   std::vector<Fp8History> fp8_histories{};
   // The rest of what the next step depends on; each must be the same in a run that goes on, or be
@@ -109,7 +109,7 @@ std::string to_text(const Manifest& manifest);
 /// a hash that does not match, a file whose size is not what its pieces need, an element that no
 /// file has or two have.
 Manifest parse_manifest(std::string_view text, const std::string& path);
-/// Reads that of the checkpoint in a folder. Throws Error{kNotFound} if there is none.
+/// Reads the manifest of the checkpoint in a folder. Throws Error{kNotFound} if there is none.
 Manifest read_manifest(const std::string& folder);
 
 }  // namespace tessera
