@@ -31,7 +31,7 @@ std::string name_of(const SmallRun& run) {
                 ", parameters ", run.offload_parameters);
 }
 
-Schedule plan_of(SmallRun run) {
+Schedule offloaded_plan(SmallRun run) {
   run.offload_activations = true;
   const Model model = make_gpt(small_gpt());
   const ModelLayout layout = make_layout(model, run.wrap, run.ranks);
@@ -144,7 +144,7 @@ TEST(OffloadedActivations, PlansReadBackWithSnapshotsAndAddGradientsAsBefore) {
     for (const std::string strategy : {"zero1", "full_shard"}) {
       SmallRun run = run_of(strategy, 2, 2, DType::kBFloat16, ahead);
       SCOPED_TRACE(name_of(run));
-      const Schedule schedule = plan_of(run);
+      const Schedule schedule = offloaded_plan(run);
       const Schedule snapshot = with_snapshot(schedule, false);
       for (const Schedule* const s : {&schedule, &snapshot}) {
         for (const Violation& violation : validate(*s)) ADD_FAILURE() << violation.message;
@@ -166,7 +166,7 @@ TEST(OffloadedActivations, NeedLayersThatKeepNothingButTheirInput) {
   SmallRun run = run_of("zero1", 2, 1, DType::kFloat32, 1);
   run.policy.recompute = Recompute::kSelective;
   try {
-    plan_of(run);
+    offloaded_plan(run);
     FAIL() << "planned";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
@@ -189,7 +189,7 @@ class ABrokenOffload : public testing::Test {
     const std::vector<Violation> violations = validate(schedule_);
     return violations.empty() ? "nothing" : violations.front().message;
   }
-  Schedule schedule_ = plan_of(run_of("no_shard", 1, 2, DType::kFloat32, 1));
+  Schedule schedule_ = offloaded_plan(run_of("no_shard", 1, 2, DType::kFloat32, 1));
 };
 
 TEST_F(ABrokenOffload, ThatReadsAnInputBeforeItIsBackIsRefused) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "sharding/schedule_edits.h"
+#include "sharding/small_plan.h"
 #include "support/chain_run.h"
 #include "support/small_run.h"
 #include "tessera/model/gpt_family.h"
@@ -20,10 +21,6 @@ namespace {
 
 using namespace operations;  // NOLINT: rows of the table
 using ::testing::HasSubstr;
-
-int count(const Schedule& schedule, const Operation& operation) {
-  return static_cast<int>(std::ranges::count(schedule.actions, &operation, &Action::operation));
-}
 
 SmallRun split(SmallRun run) {
   run.policy.split_backward = true;
