@@ -5,6 +5,7 @@
 
 #include "dynamic_codes.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/factored_moments.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera {
@@ -13,7 +14,17 @@ namespace {
 #define TESSERA_UPDATE_RULE inline
 #include "optimizers/update_rules.h"
 
-constexpr std::array<Optimizer, AllRules::kCount> kOptimizers = AllRules::rows();
+#include "optimizers/adafactor.h"
+
+constexpr std::array<Optimizer, AllRules::kCount + 1> with_factored() {
+  std::array<Optimizer, AllRules::kCount + 1> rows{};
+  std::ranges::copy(AllRules::rows(), rows.begin());
+  rows.back() = Adafactor::kRow;
+  rows.back().rule = AllRules::kCount;
+  return rows;
+}
+
+constexpr auto kOptimizers = with_factored();
 
 template <typename Rows>
 std::string names_of(const Rows& rows) {

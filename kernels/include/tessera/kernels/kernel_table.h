@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "tessera/core/device.h"
+#include "tessera/kernels/factored_moments.h"
 #include "tessera/kernels/fp8.h"
 #include "tessera/kernels/fp8_history.h"
 #include "tessera/kernels/layer_arguments.h"
@@ -57,6 +58,10 @@ struct KernelTable {
   KernelFunction<CrossEntropyArgs> cross_entropy;
   KernelFunction<SquaredErrorArgs> squared_error;
   KernelFunction<OptimizerStepArgs> optimizer_step;
+  KernelFunction<FactoredSquaresArgs> factored_squares;
+  KernelFunction<FactoredMomentsArgs> factored_moments;
+  KernelFunction<FactoredUpdateSquaresArgs> factored_update_squares;
+  KernelFunction<FactoredStepArgs> factored_step;
   KernelFunction<ExactSquaresArgs> exact_squares;
   KernelFunction<ExactSumArgs> exact_sum;
   KernelFunction<LossScaleArgs> loss_scale;

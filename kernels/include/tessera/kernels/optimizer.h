@@ -29,9 +29,9 @@ struct OptimizerState {
   std::int64_t block = 1;  ///< elements of the parameter that it has one element for
 };
 
-/// A row of the table of optimizers. Adding one: a file in kernels/src/optimizers, which holds its
-/// formula and this row, and its name in the list of update_rules.h there. All devices compute by
-/// that formula, with the same bits.
+/// A row of the table of optimizers. Adding one that updates element by element: a file in
+/// kernels/src/optimizers, which holds its formula and this row, and its name in the list of
+/// update_rules.h there. All devices compute by that formula, with the same bits.
 struct Optimizer {
   std::string_view name;                            ///< "adamw"
   std::string_view title;                           ///< "AdamW (Loshchilov and Hutter 2019)"
@@ -40,6 +40,8 @@ struct Optimizer {
   double weight_decay = 0.0;               ///< unless told otherwise
   std::span<const OptimizerState> states;  ///< the most that it keeps; see optimizer_states
   bool states_optional = false;            ///< one that is absent counts as zeros
+  /// It keeps one number for each row and column of a matrix instead: factored_moments.h.
+  bool factored = false;
 
   // By place in `hyperparameters`; use the functions below.
   std::int64_t (*count_states)(std::span<const double> values);
