@@ -23,9 +23,10 @@ struct Adafactor {
       {.name = "warmup_init",
        .is_flag = true,
        .meaning = "with relative_step: at most 1e-6 * step instead"}};
+  static constexpr OptimizerState kStates[] = {{.name = "moments", .block = kFactoredBlock}};
   static constexpr std::string_view kOtherNames[] = {"Adafactor"};
 
-  static std::int64_t count_states(std::span<const double>) { return 0; }
+  static std::int64_t count_states(std::span<const double>) { return std::size(kStates); }
   static void check(std::span<const double> values) {
     require(values[6] == 0.0 || values[5] != 0.0, ErrorCode::kConfig,
             "adafactor: warmup_init needs relative_step");
@@ -53,8 +54,7 @@ struct Adafactor {
                                   .other_names = kOtherNames,
                                   .hyperparameters = kHyperparameters,
                                   .weight_decay = 0.0,
-                                  .states = {},
-                                  .factored = true,
+                                  .states = kStates,
                                   .count_states = count_states,
                                   .check = check,
                                   .make_scalars = make_scalars};

@@ -21,6 +21,10 @@ struct Hyperparameter {
   std::string_view meaning{};
 };
 
+/// OptimizerState::block of a tensor with one element for each row and column of a matrix, see
+/// factored_moments.h: it is the only one that its optimizer keeps.
+inline constexpr std::int64_t kFactoredBlock = 0;
+
 /// A tensor that an optimizer keeps beside a parameter. Blocks of elements count from the
 /// parameter's first one, in row-major order; the last block may be shorter.
 struct OptimizerState {
@@ -40,8 +44,6 @@ struct Optimizer {
   double weight_decay = 0.0;               ///< unless told otherwise
   std::span<const OptimizerState> states;  ///< the most that it keeps; see optimizer_states
   bool states_optional = false;            ///< one that is absent counts as zeros
-  /// It keeps one number for each row and column of a matrix instead: factored_moments.h.
-  bool factored = false;
 
   // By place in `hyperparameters`; use the functions below.
   std::int64_t (*count_states)(std::span<const double> values);
@@ -67,6 +69,11 @@ std::vector<double> hyperparameter_values(
 /// step. SGD without momentum has none.
 std::span<const OptimizerState> optimizer_states(const Optimizer& optimizer,
                                                  std::span<const double> values);
+/// Whether it keeps a number for each row and column of a matrix: its steps are those of
+/// factored_moments.h, and not KernelTable::optimizer_step.
+constexpr bool is_factored(const Optimizer& optimizer) {
+  return !optimizer.states.empty() && optimizer.states.front().block == kFactoredBlock;
+}
 /// The elements that share the most with each other: segments of a step begin at multiples of it.
 std::int64_t optimizer_block(const Optimizer& optimizer);
 
