@@ -32,11 +32,21 @@ void quantize(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
   }
 }
 
+/// Optimizers that treat matrices as a whole take the published ones.
+void name_joined(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
+  for (ParameterSpec& spec : parameters) {
+    const auto parts = published_parts(config, spec.name, spec.shape[0]);
+    if (!spec.trainable || parts.size() == 1) continue;
+    for (const PublishedPart& part : parts) spec.joined.push_back(part.rows);
+  }
+}
+
 }  // namespace
 
 BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters) {
   for (ParameterSpec& spec : parameters) spec.fp8 = spec.shape.rank() == 2;
   freeze(config, parameters);
+  name_joined(config, parameters);
   quantize(config, parameters);
   const std::size_t own = parameters.size();
   for (std::size_t p = 0; p < own; ++p) {

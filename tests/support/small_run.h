@@ -79,6 +79,7 @@ struct SmallRun {
   int replicas = 0;         ///< 0: as the strategy has it
   std::string strategy = "full_shard";
   std::string optimizer = "adamw";
+  std::vector<std::pair<std::string, double>> hyperparameters{};
   int steps = 3;
   int micro_steps = 1;
   std::int64_t micro_batch = kSmallBatch;
@@ -184,7 +185,17 @@ inline int pipeline_ranks(const SmallRun& run) {
   return std::max(1, static_cast<int>(run.first_layers.size()) / run.virtual_stages);
 }
 
+inline OptimizerOptions optimizer_options(const SmallRun& run) {
+  OptimizerOptions options;
+  options.name = run.optimizer;
+  options.hyperparameters = {run.hyperparameters.begin(), run.hyperparameters.end()};
+  options.clip_norm = run.clip_norm;
+  options.stochastic_rounding = run.stochastic_rounding;
+  return options;
+}
+
 inline PlanOptions plan_options(const SmallRun& run) {
+  const OptimizerOptions optimizer = optimizer_options(run);
   const Strategy& strategy = find_strategy(run.strategy);
   const int replicas = run.replicas > 0 ? run.replicas : default_replicas(strategy, run.ranks);
   Mesh mesh = make_mesh(run.ranks, replicas);
@@ -211,7 +222,8 @@ inline PlanOptions plan_options(const SmallRun& run) {
           .scale_units = run.fp8.scale_units,
           .fp8_history = run.fp8.is_delayed() ? run.fp8.history : 0,
           .updates_wait_for_norm = run.updates_wait_for_norm,
-          .optimizer_tensors = optimizer_tensors({.name = run.optimizer}),
+          .optimizer_tensors = optimizer_tensors(optimizer),
+          .scale_parameter = scale_parameter(optimizer),
           .offload_optimizer = run.offload_optimizer,
           .offload_parameters = run.offload_parameters,
           .disk_optimizer = run.disk_optimizer,
@@ -240,9 +252,7 @@ inline ModelLayout layout_of(const SmallRun& run, const Model& model) {
 
 inline ExecutorOptions executor_options(const SmallRun& run) {
   ExecutorOptions options;
-  options.optimizer.name = run.optimizer;
-  options.optimizer.clip_norm = run.clip_norm;
-  options.optimizer.stochastic_rounding = run.stochastic_rounding;
+  options.optimizer = optimizer_options(run);
   options.seed = 42;
   options.fp8 = run.fp8;
   options.micro_batch = run.micro_batch;

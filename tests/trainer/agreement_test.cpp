@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <map>
@@ -11,6 +12,7 @@
 #include "temporary_folder.h"
 #include "tessera/collectives/listening_socket.h"
 #include "tessera/core/error.h"
+#include "tessera/kernels/optimizer.h"
 #include "tessera/trainer/launch.h"
 #include "tessera/trainer/trainer.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -171,6 +173,13 @@ const std::map<std::string, std::string> kOthers{
     {"learning_rate_groups", "*.weight=0.5"},
     {"momentum", "0.5"},
     {"nesterov", "true"},
+    {"epsilon1", "1e-20"},
+    {"epsilon2", "0.5"},
+    {"clip_threshold", "0.5"},
+    {"decay_rate", "0.5"},
+    {"scale_parameter", "true"},
+    {"relative_step", "true"},
+    {"warmup_init", "true"},
     {"eval_every", "5"},
     {"patience", "3"},
     {"min_improvement", "0.5"},
@@ -212,6 +221,12 @@ void scale_loss(Settings& config, const std::string& name) {
   config.set_text("loss_scale_dialect", has_hysteresis ? "deepspeed" : "torch");
 }
 
+bool is_of_adafactor(const std::string& name) {
+  return std::ranges::any_of(
+      find_optimizer("adafactor").hyperparameters,
+      [&](const Hyperparameter& hyperparameter) { return hyperparameter.name == name; });
+}
+
 // Whoever adds a setting decides here whether processes may give it differently.
 TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
   const auto identity = [](const std::string& name, const std::string& value) {
@@ -225,6 +240,8 @@ TEST(Agreement, EverySettingOfATrainerIsComparedOrMayDiffer) {
     if (is_of_histories) config.set_text("fp8_recipe", "delayed");
     if (name == "momentum" || name == "nesterov") config.set_text("optimizer", "sgd");
     if (name == "nesterov") config.set_text("momentum", "0.5");
+    if (is_of_adafactor(name)) config.set_text("optimizer", "adafactor");
+    if (name == "warmup_init") config.set_text("relative_step", "true");
     if (name == "offload_activations") config.set_text("recompute", "full");
     scale_loss(config, name);
     if (!value.empty()) {

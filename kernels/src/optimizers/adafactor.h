@@ -9,7 +9,6 @@ struct Adafactor {
        .meaning = "least root mean square of a parameter, with scale_parameter"},
       {.name = "clip_threshold",
        .value = 1.0,
-       .minimum = std::numeric_limits<double>::min(),
        .meaning = "largest root mean square of a matrix's update"},
       {.name = "decay_rate",
        .value = 0.8,
@@ -28,6 +27,8 @@ struct Adafactor {
 
   static std::int64_t count_states(std::span<const double>) { return std::size(kStates); }
   static void check(std::span<const double> values) {
+    require(values[2] > 0.0, ErrorCode::kConfig,
+            "adafactor: clip_threshold is 0, expected a number above");
     require(values[6] == 0.0 || values[5] != 0.0, ErrorCode::kConfig,
             "adafactor: warmup_init needs relative_step");
   }

@@ -72,6 +72,7 @@ Json to_json(const SavedParameter& parameter) {
   for (const SavedState& state : parameter.states) {
     states.push_back({state.name, to_string(state.dtype)});
     if (state.block != 1) states.back().push_back(state.block);
+    if (state.block == kFactoredBlock) states.back().push_back(state.numbers);
   }
   return {{"name", parameter.name}, {"shape", shape}, {"states", states}};
 }
@@ -209,9 +210,11 @@ SavedParameter read_parameter(const Reader& from) {
   for (std::size_t i = 0; i < from["states"].size(); ++i) {
     const Reader state = from["states"].at(i);
     parameter.states.push_back({state.at(0).text(), parse_dtype(state.at(1).text())});
-    if (state.size() > 2) parameter.states.back().block = state.at(2).number();
-    require(parameter.states.back().block >= 1, ErrorCode::kConfig, state.place(),
-            " has blocks of no elements");
+    SavedState& read = parameter.states.back();
+    if (state.size() > 2) read.block = state.at(2).number();
+    if (state.size() > 3) read.numbers = state.at(3).number();
+    require(read.block >= 1 || (read.block == kFactoredBlock && read.numbers > 0),
+            ErrorCode::kConfig, state.place(), " has blocks of no elements");
   }
   return parameter;
 }
@@ -350,6 +353,7 @@ const SavedState& state_of(const std::vector<SavedParameter>& parameters, const 
 }
 
 std::int64_t numel_of(const SavedParameter& parameter, const SavedState& state) {
+  if (state.block == kFactoredBlock) return state.numbers;
   return (parameter.shape.numel() + state.block - 1) / state.block;
 }
 

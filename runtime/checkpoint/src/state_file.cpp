@@ -87,6 +87,16 @@ std::vector<Home> homes_of(const ModelLayout& layout) {
   return homes;
 }
 
+/// Where the numbers of a tensor's rows and columns lie among those of its flat parameter.
+std::int64_t numbers_before(const FlatParameter& flat, const FlatTensor& tensor) {
+  std::int64_t numbers = 0;
+  for (const FlatTensor& before : flat.tensors) {
+    if (&before == &tensor) break;
+    numbers += factored_counts(before.spec).numbers;
+  }
+  return numbers;
+}
+
 /// Bytes of a file that go to the state: elements that follow each other in both.
 struct Run {
   std::int64_t begin;  ///< in the file
@@ -157,7 +167,8 @@ std::vector<SavedParameter> saved_parameters(const ModelLayout& layout, const St
       parameter.states.push_back({kValues, flat.trainable ? DType::kFloat32 : kept});
       if (flat.trainable) {
         for (const OptimizerTensor& own : options.optimizer_tensors) {
-          parameter.states.push_back({own.name, own.format, own.block});
+          const std::int64_t numbers = own.is_factored() ? factored_counts(tensor.spec).numbers : 0;
+          parameter.states.push_back({own.name, own.format, own.block, numbers});
         }
         if (stochastic_rounding && kept != DType::kFloat32) {
           parameter.states.push_back({kRounded, kept});
@@ -190,6 +201,10 @@ std::vector<SavedPiece> pieces_of_rank(const std::vector<SavedParameter>& parame
       if (begin >= end) continue;
       const auto& states = parameters[static_cast<std::size_t>(p)].states;
       for (std::size_t s = 0; s < states.size(); ++s) {
+        if (states[s].block == kFactoredBlock) {  // the rank of its first element has all
+          if (begin == 0) pieces.push_back({p, static_cast<int>(s), {0, states[s].numbers}});
+          continue;
+        }
         const std::int64_t block = states[s].block, first = begin / block;
         pieces.push_back({p, static_cast<int>(s), {first, (end + block - 1) / block - first}});
       }
@@ -219,7 +234,9 @@ SavedFile write_state(const std::vector<SavedParameter>& parameters, const Model
     const TensorView part = parts(name);
     require(part.dtype == state.dtype, ErrorCode::kInternal, "'", name, "' is not saved as it is");
     const Range own = nesting.range(home.flat->padded_numel, nesting.state_axes(), rank);
-    const std::int64_t begin = (home.tensor->offset - own.begin) / state.block;
+    const std::int64_t begin = state.block == kFactoredBlock
+                                   ? numbers_before(*home.flat, *home.tensor)
+                                   : (home.tensor->offset - own.begin) / state.block;
     const TensorView view = part.narrow(0, begin + piece.elements.begin, piece.elements.numel);
     file.append({static_cast<const std::byte*>(view.data), static_cast<std::size_t>(view.bytes())});
   }

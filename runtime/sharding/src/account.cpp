@@ -29,6 +29,7 @@ MemoryCategory category_of(const ScheduleBuffer& buffer) {
       return buffer.is_slot() ? MemoryCategory::kUnshardedGradients : MemoryCategory::kGradients;
     case Role::kHistory:
     case Role::kMaxima:
+    case Role::kStatistics:
     case Role::kMaster:
     case Role::kOptimizer:
       return MemoryCategory::kOptimizer;

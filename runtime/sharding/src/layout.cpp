@@ -83,6 +83,17 @@ std::vector<FlatParameter> flats_of(const Model& model, const std::vector<int>& 
   return flats;
 }
 
+/// Elements of a row; vectors are columns.
+std::int64_t columns_of(const ParameterSpec& spec) {
+  return spec.shape.rank() < 2 ? 1 : spec.shape.numel() / std::max<std::int64_t>(spec.shape[0], 1);
+}
+
+/// The rows of each matrix that a parameter is made of.
+std::vector<std::int64_t> matrix_rows(const ParameterSpec& spec) {
+  if (!spec.joined.empty()) return spec.joined;
+  return {spec.shape.rank() == 0 ? 1 : spec.shape[0]};
+}
+
 /// Where a layer finds a tied parameter in its mirror of the unit that has it, which is made if it
 /// is new.
 ParameterAddress mirror(ModelLayout& layout, const std::string& layer,
@@ -171,6 +182,32 @@ ModelLayout make_layout(const Model& model, const WrapPolicy& policy, int parts,
     layout.layers.push_back(std::move(entry));
   }
   return layout;
+}
+
+std::vector<PlacedMatrix> factored_matrices(const FlatParameter& flat) {
+  std::vector<PlacedMatrix> all;
+  std::int64_t place = 0;
+  for (int t = 0; t < static_cast<int>(flat.tensors.size()); ++t) {
+    const FlatTensor& tensor = flat.tensors[static_cast<std::size_t>(t)];
+    const std::int64_t columns = columns_of(tensor.spec);
+    std::int64_t offset = tensor.offset;
+    for (const std::int64_t rows : matrix_rows(tensor.spec)) {
+      const auto index = static_cast<std::int64_t>(all.size());
+      all.push_back({factored_matrix(rows, columns, place, index), offset, t});
+      offset += rows * columns;
+      place += all.back().matrix.numbers();
+    }
+  }
+  return all;
+}
+
+FactoredCounts factored_counts(const ParameterSpec& spec) {
+  FactoredCounts counts;
+  for (const std::int64_t rows : matrix_rows(spec)) {
+    counts.numbers += factored_matrix(rows, columns_of(spec), 0, 0).numbers();
+    ++counts.matrices;
+  }
+  return counts;
 }
 
 ShardNesting::ShardNesting(const Mesh& mesh, const Placement& placement)

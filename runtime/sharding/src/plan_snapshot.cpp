@@ -50,14 +50,15 @@ Schedule with_snapshot(const Schedule& step, bool rounded_at_random) {
     ScheduleBuffer copy = step.buffers[static_cast<std::size_t>(tensor)];
     copy.name += "@snapshot";
     copy.kind = BufferKind::kSnapshot;
-    copy.sharded = all;
-    copy.numel = step.own_numel(copy) / step.mesh.size(all);
+    copy.sharded = copy.is_factored() ? AxisSet() : all;
+    copy.numel = step.own_numel(copy) / step.mesh.size(copy.sharded);
     copy.persistent = false;
     copy.tier = Tier::kHost;
-    copies.push_back({.operation = &operations::kCopy,
-                      .lane = Lane::kCopyOut,
-                      .reads = {{tensor, copy.unit, all}},
-                      .writes = {{static_cast<int>(result.buffers.size()), copy.unit, all}}});
+    copies.push_back(
+        {.operation = &operations::kCopy,
+         .lane = Lane::kCopyOut,
+         .reads = {{tensor, copy.unit, copy.sharded}},
+         .writes = {{static_cast<int>(result.buffers.size()), copy.unit, copy.sharded}}});
     result.buffers.push_back(std::move(copy));
   }
   result.actions.insert(result.actions.begin(), copies.begin(), copies.end());

@@ -153,6 +153,29 @@ void check_pipeline(const ModelLayout& layout, const PlanOptions& options) {
           " stages; stage_input_numels() makes them");
 }
 
+/// Whether a factored optimizer finds all gradients on the device, and the norm.
+void check_factored(const PlanOptions& options) {
+  if (!is_factored(options.optimizer_tensors)) {
+    require(!options.scale_parameter, ErrorCode::kConfig,
+            "`scale_parameter` is of an optimizer that keeps moments by row and column");
+    return;
+  }
+  require(options.optimizer_tensors.size() == 1, ErrorCode::kInvalidArgument,
+          "an optimizer that keeps moments by row and column keeps nothing else");
+  require(options.updates_wait_for_norm, ErrorCode::kInvalidArgument,
+          "moments by row and column need the gradient norm: set `updates_wait_for_norm`");
+  for (const auto& [name, share] : {std::pair("offload_optimizer", options.offload_optimizer),
+                                    std::pair("offload_parameters", options.offload_parameters),
+                                    std::pair("offload_gradients", options.offload_gradients),
+                                    std::pair("disk_optimizer", options.disk_optimizer),
+                                    std::pair("disk_parameters", options.disk_parameters)}) {
+    require(share == 0.0, ErrorCode::kConfig, "`", name, "` is ", share,
+            ", but an optimizer that keeps moments by row and column (adafactor) needs sums over "
+            "whole matrices of all gradients at once, on the device; leave it out, or use another "
+            "optimizer");
+  }
+}
+
 /// Whether layers' inputs can wait on the host.
 void check_inputs(const ModelLayout& layout, const PlanOptions& options) {
   if (options.offload_activations.empty()) return;
@@ -179,6 +202,7 @@ Schedule describe_step(const ModelLayout& layout, const PlanOptions& options) {
           "scales are joined by units, 1 or more, not ", options.scale_units);
   require(options.fp8_history >= 0, ErrorCode::kConfig, "histories are of steps, 0 or more, not ",
           options.fp8_history);
+  check_factored(options);
   check_inputs(layout, options);
   check_pipeline(layout, options);
   Schedule schedule;
@@ -220,6 +244,8 @@ std::span<const PlanPass> plan_passes() {
       PlanPass{"shard", "collectives around what the placement cuts", shard},
       PlanPass{"tiers", "copies between tiers, and decoding", tiers},
       PlanPass{"prefetch", "what comes ahead of use, and which uses are joined", prefetch},
+      PlanPass{"factored", "sums over matrices, for optimizers that keep moments by row and column",
+               factored},
       PlanPass{"histories", "scales of earlier steps, and the largest magnitudes of this one",
                histories},
       PlanPass{"codes", "all-gathers of matrices as fp8 codes, and their scales", codes},

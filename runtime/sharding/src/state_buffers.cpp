@@ -73,8 +73,14 @@ std::string name_beside(const ScheduleUnit& unit, const ScheduleFlat& flat,
 
 std::int64_t flat_alignment(const std::vector<OptimizerTensor>& tensors) {
   std::int64_t alignment = kFlatAlignment;
-  for (const OptimizerTensor& tensor : tensors) alignment = std::lcm(alignment, tensor.block);
+  for (const OptimizerTensor& tensor : tensors) {
+    if (!tensor.is_factored()) alignment = std::lcm(alignment, tensor.block);
+  }
   return alignment;
+}
+
+bool is_factored(const std::vector<OptimizerTensor>& tensors) {
+  return std::ranges::any_of(tensors, &OptimizerTensor::is_factored);
 }
 
 bool has_frozen(const std::vector<ScheduleUnit>& units) {
@@ -89,6 +95,7 @@ std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, dou
 
 std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateOptions& options) {
   const DType parameter_dtype = options.parameter_dtype;
+  const bool factored = is_factored(options.optimizer_tensors);
   std::vector<ScheduleUnit> units;
   for (const Unit& unit : layout.units) {
     units.push_back({.name = unit.name, .mirrors = unit.mirrors});
@@ -100,6 +107,13 @@ std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateO
            .numel = flat.padded_numel,
            .decoded_numel = flat.decoded_numel,
            .matrices = flat.fp8 ? static_cast<int>(flat.tensors.size()) : 0});
+      if (!factored || !flat.trainable || unit.mirrors >= 0) continue;
+      ScheduleFlat& out = units.back().flats.back();
+      for (const FlatTensor& tensor : flat.tensors) {
+        const FactoredCounts counts = factored_counts(tensor.spec);
+        out.factored_numbers += counts.numbers;
+        out.factored_matrices += counts.matrices;
+      }
     }
   }
   set_ranks(units, layout, options);
@@ -181,7 +195,12 @@ std::vector<ScheduleBuffer> state_buffers(const std::vector<ScheduleUnit>& units
                                        tensor.format, placement.optimizer, home);
           buffer.tensor = tensor.name;
           buffer.block = tensor.block;
-          buffer.numel /= tensor.block;
+          if (buffer.is_factored()) {
+            buffer.sharded = {};
+            buffer.numel = flat.factored_numbers;
+          } else {
+            buffer.numel /= tensor.block;
+          }
         }
         // A step that is skipped leaves it as it is: so it is a part of the state.
         if (updated_elsewhere && is_rounded) {

@@ -76,7 +76,9 @@ TrainingState::TrainingState(const ModelLayout& layout, const StateOptions& opti
                        .view = on_disk ? TensorView(nullptr, buffer.format, Shape{buffer.numel})
                                        : storage_.back().view(),
                        .extent = on_disk ? next_extent++ : 0};
-    tensor.range = nesting_.range(flat(tensor).padded_numel / buffer.block, buffer.sharded, rank);
+    tensor.range = buffer.is_factored() ? Range{0, buffer.numel}
+                                        : nesting_.range(flat(tensor).padded_numel / buffer.block,
+                                                         buffer.sharded, rank);
     tensors_.push_back(std::move(tensor));
   }
 }
@@ -127,6 +129,18 @@ TensorView TrainingState::master(const FlatId& id) const {
 
 std::vector<StatePiece> TrainingState::pieces(const StateTensor& tensor) const {
   std::vector<StatePiece> pieces;
+  if (tensor.block == kFactoredBlock) {
+    std::int64_t first = 0;
+    for (const FlatTensor& parameter : flat(tensor).tensors) {
+      const Range elements{0, factored_counts(parameter.spec).numbers};
+      pieces.push_back({.parameter = &parameter.spec,
+                        .elements = elements,
+                        .first = first,
+                        .view = part(tensor, {first, elements.numel})});
+      first += elements.numel;
+    }
+    return pieces;
+  }
   for (const FlatTensor& parameter : flat(tensor).tensors) {
     const std::int64_t offset = parameter.offset / tensor.block;
     const std::int64_t numel = (parameter.numel() + tensor.block - 1) / tensor.block;

@@ -197,7 +197,9 @@ std::vector<Row> loss_scale_rows() {
 std::vector<Row> optimizer_rows() {
   std::vector<Row> rows({
       bound<&O::optimizer, &Opt::name>(
-          "optimizer", "the optimizer; adamw8bit keeps its moments in 8 bits",
+          "optimizer",
+          "the optimizer; adamw8bit keeps its moments in 8 bits, adafactor one for each row and "
+          "column of a matrix",
           {.choices = optimizer_names(), .other_spellings = other_names_of_optimizers()}),
       bound<&O::learning_rate, &Rate::peak>("learning_rate", "peak learning rate",
                                             {.minimum = 0, .check = check_fp32}),

@@ -189,6 +189,7 @@ void account(TrainingPlan& plan, const BatchSource& given) {
 /// Whether updates depend on all gradients. Without stages the norm is there when they begin.
 static bool needs_norm(const TrainerOptions& options) {
   return options.pipeline.stages() == 1 || options.optimizer.clip_norm > 0.0 ||
+         is_factored(optimizer_tensors(options.optimizer)) ||
          loss_scaling(options.loss_scale).has_value();
 }
 
@@ -230,6 +231,7 @@ PlanOptions plan_options(const TrainerOptions& options) {
           .fp8_history = options.fp8.is_delayed() ? options.fp8.history : 0,
           .updates_wait_for_norm = needs_norm(options),
           .optimizer_tensors = optimizer_tensors(options.optimizer),
+          .scale_parameter = scale_parameter(options.optimizer),
           .offload_optimizer = options.offload_optimizer.host,
           .offload_parameters = options.offload_parameters.host,
           .disk_optimizer = options.offload_optimizer.disk,

@@ -21,6 +21,10 @@
 // rows first; a vector of n elements, and a matrix of one row or one column, n: one for each.
 namespace tessera {
 
+/// OptimizerState::block of a tensor with one element for each row and column of a matrix: it is
+/// the only one that its optimizer keeps.
+inline constexpr std::int64_t kFactoredBlock = 0;
+
 /// A matrix of which moments are kept, or a vector.
 struct FactoredMatrix {
   std::int64_t rows = 1;     ///< of a vector: its elements

@@ -21,10 +21,6 @@ struct Hyperparameter {
   std::string_view meaning{};
 };
 
-/// OptimizerState::block of a tensor with one element for each row and column of a matrix, see
-/// factored_moments.h: it is the only one that its optimizer keeps.
-inline constexpr std::int64_t kFactoredBlock = 0;
-
 /// A tensor that an optimizer keeps beside a parameter. Blocks of elements count from the
 /// parameter's first one, in row-major order; the last block may be shorter.
 struct OptimizerState {

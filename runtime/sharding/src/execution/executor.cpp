@@ -52,6 +52,13 @@ std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options) 
   return tensors;
 }
 
+bool scale_parameter(const OptimizerOptions& options) {
+  const auto& rows = find_optimizer(options.name).hyperparameters;
+  const auto found = std::ranges::find(rows, "scale_parameter", &Hyperparameter::name);
+  return found != rows.end() &&
+         hyperparameter_values(options)[static_cast<std::size_t>(found - rows.begin())] != 0.0;
+}
+
 Executor::Impl::Impl(TrainingState& state, const Model& model, const std::vector<Program>& programs,
                      RankGroups& groups, Memory& memory, ExecutorOptions options)
     : state_(state),

@@ -31,6 +31,11 @@ OptimizerRunner::OptimizerRunner(const TrainingState& state, const ExecutorOptio
       optimizer_(find_optimizer(options.optimizer.name)),
       device_(device) {
   plan_segments(state);
+  if (is_factored(optimizer_)) {
+    factored_ = std::make_unique<FactoredRunner>(
+        state, [this](const ParameterSpec& spec) { return rates_of(spec); },
+        scale_parameter(options_), options_.stochastic_rounding);
+  }
   if (device.kind() != DeviceKind::kCuda || !state.is_offloaded()) return;
   host_device_ = make_cpu_device();
   host_stream_ = host_device_->create_stream({.name = "host", .threads = options.threads});
@@ -69,6 +74,7 @@ void OptimizerRunner::plan_segments(const TrainingState& state) {
 /// The shards of an optimizer step: operands by their roles, in the order of the optimizer's
 /// tensors. On the host, the CPU's kernel works on them, which gives the same bits as a GPU's.
 void OptimizerRunner::step(StepContext& context, const Action& action, Stream& stream) {
+  if (factored_ != nullptr) return factored_->step(context, action, stream);
   const Schedule& schedule = context.schedule();
   StepExchange& exchange = context.exchange();
   TensorView gradient, master, parameter;

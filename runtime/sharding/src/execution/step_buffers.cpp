@@ -30,7 +30,8 @@ BufferPool::BufferPool(std::span<const Schedule* const> schedules, Memory& memor
   for (const auto& [name, buffer] : largest) {
     Tensor tensor = Tensor::empty(memory, Shape{buffer->numel}, buffer->format,
                                   category_of(*buffer), name, buffer->tier);
-    const bool has_padding = !buffer->is_slot() && buffer->format != DType::kInt32;
+    const bool is_words = buffer->format == DType::kInt32 || buffer->format == DType::kInt64;
+    const bool has_padding = !buffer->is_slot() && !is_words;
     if (has_padding) kernels_for(memory.device()).fill({.dst = tensor}, stream);
     buffers_.emplace(name, std::move(tensor));
   }

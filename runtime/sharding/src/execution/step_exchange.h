@@ -80,6 +80,8 @@ class StepExchange {
   TensorView clip_factor(Tier tier) const { return clip_factor_.at(tier); }
   /// (1) fp32: the 1 that early updates take for the clip factor, which is made beside them.
   TensorView no_clipping(Tier tier) const { return no_clipping_->at(tier); }
+  /// (1) fp64: the gradient norm, of all ranks and before clipping.
+  TensorView norm() const { return results_.view(1, 1); }
   /// Null without loss scaling.
   DeviceLossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 

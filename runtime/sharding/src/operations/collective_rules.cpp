@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gradient_sums.h"
+#include "operations/factored_rules.h"
 #include "operations/operation_rules.h"
 #include "operations/rule_tools.h"
 
@@ -109,6 +110,9 @@ void reduce_scatter(ContentWalk& walk, const Action& action) {
 
 void all_reduce(ContentWalk& walk, const Action& action) {
   if (!has_operands(walk, action, 1, 1)) return;
+  if (walk.schedule().role(action.reads.front().buffer) == Role::kStatistics) {
+    return join_statistics(walk, action);
+  }
   const Content content = summed(walk, action, action.reads.front());
   walk.require_that(
       action.reads.front().buffer == action.writes.front().buffer && !action.writes.front().adds,

@@ -30,6 +30,7 @@ ContentWalk::ContentWalk(const Schedule& schedule, std::vector<Violation>& viola
       nesting_(schedule.mesh, schedule.placement),
       scales_(schedule),
       histories_(schedule),
+      factored_(schedule),
       violations_(violations),
       sums_(sums),
       contents_(schedule.buffers.size()) {
@@ -189,7 +190,7 @@ void ContentWalk::write(const Operand& operand, const Content& content) {
       [&] { return sharding_text(operand.sharded); });
   const ScheduleBuffer& buffer = schedule_.buffer(operand);
   const bool once = buffer.is_slot() || buffer.is_activation() || buffer.role == Role::kScalars ||
-                    buffer.role == Role::kScales;
+                    buffer.role == Role::kScales || buffer.role == Role::kStatistics;
   require_that(buffer.unit < 0 || buffer.unit == content.unit, name, " is not for ",
                unit_name(content.unit));
   require_that(

@@ -265,6 +265,21 @@ const Operation kResults{
     .rule = rules::results,
     .charge = charge_results,
     .run = handlers::results};
+const Operation kSquareSums{
+    .name = "square-sums",
+    .summary = "adds the squares of this rank's shard of a gradient, by rows and columns",
+    .rule = rules::square_sums,
+    .run = handlers::square_sums};
+const Operation kMoments{
+    .name = "moments",
+    .summary = "updates a unit's moments of rows and columns, and makes factors of them",
+    .rule = rules::moments,
+    .run = handlers::moments};
+const Operation kUpdateSquares{
+    .name = "update-squares",
+    .summary = "adds the squares of this rank's shard of a unit's update, by matrices",
+    .rule = rules::update_squares,
+    .run = handlers::update_squares};
 const Operation kOptimizerStep{
     .name = "optimizer-step",
     .summary = "updates this rank's shard of a unit and of its optimizer state",
@@ -277,12 +292,13 @@ const Operation kOptimizerStep{
 std::span<const Operation* const> all_operations() {
   using namespace operations;  // NOLINT: the table above
   static constexpr std::array kAll{
-      &kCountTokens,    &kAllGather,   &kReduceScatter, &kAllReduce,    &kForward,
-      &kForwardLoss,    &kLoss,        &kLossBackward,  &kBackward,     &kBackwardInput,
-      &kBackwardWeight, &kReshard,     &kDecode,        &kAmax,         &kRollHistory,
-      &kAllReduceMax,   &kEncode,      &kCast,          &kCopy,         &kRelease,
-      &kReserve,        &kPack,        &kUnpack,        &kSend,         &kReceive,
-      &kAddTied,        &kNormPartial, &kResults,       &kOptimizerStep};
+      &kCountTokens,    &kAllGather,    &kReduceScatter, &kAllReduce,  &kForward,
+      &kForwardLoss,    &kLoss,         &kLossBackward,  &kBackward,   &kBackwardInput,
+      &kBackwardWeight, &kReshard,      &kDecode,        &kAmax,       &kRollHistory,
+      &kAllReduceMax,   &kEncode,       &kCast,          &kCopy,       &kRelease,
+      &kReserve,        &kPack,         &kUnpack,        &kSend,       &kReceive,
+      &kAddTied,        &kNormPartial,  &kResults,       &kSquareSums, &kMoments,
+      &kUpdateSquares,  &kOptimizerStep};
   return kAll;
 }
 

@@ -245,6 +245,18 @@ void results(StepContext& context, const Action& action, Stream& stream) {
   context.exchange().reduce_results(with_norm, !context.schedule().updates_wait_for_norm, stream);
 }
 
+void square_sums(StepContext& context, const Action& action, Stream& stream) {
+  context.optimizer().factored().add_squares(context, action, stream);
+}
+
+void moments(StepContext& context, const Action& action, Stream& stream) {
+  context.optimizer().factored().update_moments(context, action, stream);
+}
+
+void update_squares(StepContext& context, const Action& action, Stream& stream) {
+  context.optimizer().factored().add_update_squares(context, action, stream);
+}
+
 void optimizer_step(StepContext& context, const Action& action, Stream& stream) {
   context.optimizer().step(context, action, stream);
 }

@@ -33,6 +33,9 @@ void receive(StepContext& context, const Action& action, Stream& stream);
 void add_tied(StepContext& context, const Action& action, Stream& stream);
 void norm_partial(StepContext& context, const Action& action, Stream& stream);
 void results(StepContext& context, const Action& action, Stream& stream);
+void square_sums(StepContext& context, const Action& action, Stream& stream);
+void moments(StepContext& context, const Action& action, Stream& stream);
+void update_squares(StepContext& context, const Action& action, Stream& stream);
 void optimizer_step(StepContext& context, const Action& action, Stream& stream);
 
 }  // namespace tessera::handlers

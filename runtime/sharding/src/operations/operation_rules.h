@@ -40,6 +40,9 @@ void receive(ContentWalk& walk, const Action& action);
 void add_tied(ContentWalk& walk, const Action& action);
 void norm_partial(ContentWalk& walk, const Action& action);
 void results(ContentWalk& walk, const Action& action);
+void square_sums(ContentWalk& walk, const Action& action);
+void moments(ContentWalk& walk, const Action& action);
+void update_squares(ContentWalk& walk, const Action& action);
 void optimizer_step(ContentWalk& walk, const Action& action);
 
 }  // namespace tessera::rules

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gradient_sums.h"
+#include "operations/factored_rules.h"
 #include "operations/operation_rules.h"
 #include "operations/rule_tools.h"
 
@@ -127,6 +128,7 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   walk.require_that(schedule.buffer(*gradient).format == DType::kFloat32,
                     "the gradient is not in fp32");
   if (walk.sums() != nullptr) walk.sums()->use(*gradient);
+  require_statistics(walk, action, id);
   const auto tier_of = [&](int buffer) {
     return schedule.buffers[static_cast<std::size_t>(buffer)].tier;
   };
@@ -134,6 +136,7 @@ void optimizer_step(ContentWalk& walk, const Action& action) {
   for (const int buffer : walk.state_of(id)) {
     const Role role = schedule.role(buffer);
     const auto name = walk.name_of(buffer);
+    if (schedule.buffers[static_cast<std::size_t>(buffer)].is_factored()) continue;
     const bool on_disk = tier_of(buffer) == Tier::kDisk;
     // State in other memory follows by copies.
     const bool is_here = on_disk || tier_of(buffer) == schedule.buffer(*gradient).tier;

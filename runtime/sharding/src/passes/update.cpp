@@ -27,6 +27,7 @@ PerFlat<FlatState> states_of(const Schedule& schedule) {
     if (buffer.role == Role::kGradient) state.gradient = b;
     if (buffer.role == Role::kParameter) state.parameter = b;
     if (buffer.role != Role::kMaster && buffer.role != Role::kOptimizer) continue;
+    if (buffer.is_factored()) continue;  // the pass `factored` has these
     state.optimizer.push_back(b);
     state.has_master = state.has_master || buffer.role == Role::kMaster;
   }

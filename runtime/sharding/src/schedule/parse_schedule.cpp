@@ -99,7 +99,7 @@ Enum parse_name(std::string_view what, std::string_view word, const std::array<E
 constexpr std::array kAllRoles{
     Role::kParameter, Role::kDecoded,  Role::kCode,    Role::kScales,     Role::kMaster,
     Role::kOptimizer, Role::kGradient, Role::kScalars, Role::kActivation, Role::kActivationGradient,
-    Role::kBatch,     Role::kHistory,  Role::kMaxima};
+    Role::kBatch,     Role::kHistory,  Role::kMaxima,  Role::kStatistics};
 constexpr std::array kAllTiers{Tier::kDevice, Tier::kHost, Tier::kDisk};
 constexpr std::array kPurposes{Purpose::kTrain, Purpose::kEvaluate};
 
@@ -250,6 +250,10 @@ class Parser {
     flat.trainable = line.accept("trained");
     if (!flat.trainable) line.expect("frozen");
     if (line.accept("e4m3")) flat.matrices = line.number<int>("the number of matrices");
+    if (line.accept("factored")) {
+      flat.factored_numbers = line.number<std::int64_t>("the number of rows and columns");
+      flat.factored_matrices = line.number<int>("the number of matrices");
+    }
     if (!line.done()) flat.decoded_numel = line.number<std::int64_t>("the number of elements");
     unit.flats.push_back(std::move(flat));
   }
@@ -305,7 +309,8 @@ class Parser {
     buffer.format = parse_dtype(format.substr(0, slash));
     if (slash < format.size()) {
       buffer.block = parse_number<std::int64_t>(format.substr(slash + 1));
-      require(buffer.block > 1, ErrorCode::kConfig, "'", format, "' is no format");
+      require(buffer.block > 1 || buffer.is_factored(), ErrorCode::kConfig, "'", format,
+              "' is no format");
     }
     buffer.sharded = parse_axes(line.take("axes"));
     buffer.numel = line.number<std::int64_t>("the number of elements");

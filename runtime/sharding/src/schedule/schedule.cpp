@@ -49,6 +49,8 @@ std::string_view to_string(Role role) {
       return "history";
     case Role::kMaxima:
       return "maxima";
+    case Role::kStatistics:
+      return "statistics";
     case Role::kMaster:
       return "master";
     case Role::kOptimizer:
@@ -95,6 +97,12 @@ std::string_view to_string(BufferKind kind) {
       return "history";
     case BufferKind::kMaxima:
       return "maxima";
+    case BufferKind::kSquares:
+      return "squares";
+    case BufferKind::kFactors:
+      return "factors";
+    case BufferKind::kUpdateSquares:
+      return "update-squares";
     case BufferKind::kTokens:
       return "tokens";
     case BufferKind::kLoss:

@@ -129,9 +129,13 @@ std::string to_text(const Json& json) {
       const std::string matrices = flat.contains("e4m3_matrices")
                                        ? concat(" e4m3 ", plain(flat.at("e4m3_matrices")))
                                        : std::string();
+      const std::string factored = flat.contains("factored")
+                                       ? concat(" factored ", plain(flat.at("factored")))
+                                       : std::string();
       return concat("flat ", word(unit.at("name")), ' ', word(flat.at("name")), ' ',
                     plain(flat.at("format")), ' ', plain(flat.at("numel")), ' ',
-                    flat.at("trained").get<bool>() ? "trained" : "frozen", matrices, decoded);
+                    flat.at("trained").get<bool>() ? "trained" : "frozen", matrices, factored,
+                    decoded);
     });
   }
   add_lines(text, json, "layers", [&](const Json& layer) {
@@ -210,6 +214,9 @@ Json to_json(const Schedule& schedule) {
                        {"numel", flat.numel},
                        {"trained", flat.trainable}});
       if (flat.has_codes()) flats.back()["e4m3_matrices"] = flat.matrices;
+      if (flat.factored_matrices > 0) {
+        flats.back()["factored"] = {flat.factored_numbers, flat.factored_matrices};
+      }
       if (flat.is_quantized()) flats.back()["decoded_numel"] = flat.decoded_numel;
       for (const GradientPart& part : flat.parts) {
         flats.back()["parts"].push_back({{"first_tensor", part.name},

@@ -152,6 +152,7 @@ std::span<const PolicyRow> policy_rows() {
          o.reduction_order = parse_reduction_order(only(words));
        }},
       {"optimizer_tensors", write_tensors, read_tensors},
+      choice("scale_parameter", &PlanOptions::scale_parameter, false),
       share("offload_optimizer", &PlanOptions::offload_optimizer),
       share("offload_parameters", &PlanOptions::offload_parameters),
       share("offload_gradients", &PlanOptions::offload_gradients),

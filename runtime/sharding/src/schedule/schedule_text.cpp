@@ -85,6 +85,10 @@ void write_units(std::ostream& out, const Schedule& schedule) {
                        std::string(to_string(flat.format)), concat(flat.numel),
                        flat.trainable ? "trained" : "frozen"});
       if (flat.has_codes()) flats.back().push_back(concat("e4m3 ", flat.matrices));
+      if (flat.factored_matrices > 0) {
+        flats.back().push_back(
+            concat("factored ", flat.factored_numbers, ' ', flat.factored_matrices));
+      }
       if (flat.is_quantized()) flats.back().push_back(concat(flat.decoded_numel));
     }
   }

@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/factored_table.h"
 #include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/operation.h"
@@ -49,7 +50,7 @@ class FormCheck {
     for (const ScheduleBuffer& buffer : s_.buffers) {
       if (!names.insert(buffer.name).second) add("two buffers are named ", buffer.name);
       if (buffer.numel < 0) add(buffer.name, " has ", buffer.numel, " elements");
-      if (buffer.block != 1 && (buffer.block < 1 || buffer.role != Role::kOptimizer)) {
+      if (buffer.block != 1 && (buffer.block < 0 || buffer.role != Role::kOptimizer)) {
         add(buffer.name, " has an element for ", buffer.block, " of the unit's");
         continue;
       }
@@ -90,7 +91,9 @@ class FormCheck {
   /// A block lies in one shard: so its numbers depend on no number of ranks.
   void check_blocks(const ScheduleBuffer& buffer) {
     const std::int64_t numel = s_.flat(buffer.unit, buffer.flat).numel;
-    if (buffer.block == 1 || numel % (flat_parts(s_.mesh) * buffer.block) == 0) return;
+    if (buffer.block == 1 || buffer.is_factored() ||
+        numel % (flat_parts(s_.mesh) * buffer.block) == 0)
+      return;
     add(buffer.name, " is of blocks of ", buffer.block,
         " elements, and shards of the unit are not");
   }
@@ -143,7 +146,8 @@ class FormCheck {
     const bool batch = buffer.kind == BufferKind::kBatch;
     const bool scales = buffer.kind == BufferKind::kScales || buffer.kind == BufferKind::kHistory ||
                         buffer.kind == BufferKind::kMaxima;
-    const bool of_no_unit = of_layer || scalar || batch || scales || buffer.is_slot();
+    const bool statistics = buffer.role == Role::kStatistics;
+    const bool of_no_unit = of_layer || scalar || batch || scales || statistics || buffer.is_slot();
     if (scalar != (buffer.role == Role::kScalars) || !kind_has(buffer.kind, buffer.role)) {
       add(buffer.name, " is a ", to_string(buffer.kind), ", which holds no ",
           to_string(buffer.role));
@@ -194,6 +198,10 @@ class FormCheck {
         return role == Role::kHistory;
       case BufferKind::kMaxima:
         return role == Role::kMaxima;
+      case BufferKind::kSquares:
+      case BufferKind::kFactors:
+      case BufferKind::kUpdateSquares:
+        return role == Role::kStatistics;
       case BufferKind::kWholeSlot:
         return read || gradient || role == Role::kDecoded || role == Role::kCode;
       case BufferKind::kShardSlot:
@@ -232,6 +240,7 @@ class FormCheck {
     if (buffer.kind == BufferKind::kHistory || buffer.kind == BufferKind::kMaxima) {
       check_history(buffer);
     }
+    if (buffer.role == Role::kStatistics) check_statistics(buffer);
     if (!buffer.sharded.empty() && !buffer.keeps_places()) {
       add(buffer.name, " belongs to no unit and cannot be sharded over ",
           to_string(buffer.sharded));
@@ -245,6 +254,18 @@ class FormCheck {
     if (table.empty()) return add(buffer.name, " is for histories of no tensors");
     if (buffer.numel != numel || buffer.format != DType::kInt32 || buffer.tier != Tier::kDevice) {
       add(buffer.name, " must hold ", numel, " int32 on the device");
+    }
+    const auto same = std::ranges::count(s_.buffers, buffer.kind, &ScheduleBuffer::kind);
+    if (same > 1) add(buffer.name, " is one of ", same, " ", to_string(buffer.kind), " buffers");
+  }
+
+  void check_statistics(const ScheduleBuffer& buffer) {
+    const FactoredTable table(s_);
+    if (table.empty()) return add(buffer.name, " is for statistics of no matrices");
+    const std::int64_t numel = table.numel(buffer.kind);
+    const DType format = buffer.kind == BufferKind::kFactors ? DType::kFloat32 : DType::kInt64;
+    if (buffer.numel != numel || buffer.format != format || buffer.tier != Tier::kDevice) {
+      add(buffer.name, " must hold ", numel, ' ', to_string(format), " on the device");
     }
     const auto same = std::ranges::count(s_.buffers, buffer.kind, &ScheduleBuffer::kind);
     if (same > 1) add(buffer.name, " is one of ", same, " ", to_string(buffer.kind), " buffers");
@@ -268,7 +289,9 @@ class FormCheck {
       add(buffer.name, " is the second ", to_string(buffer.role), " buffer that its unit keeps");
     }
     const bool layers_read = parameter && !is_copy;
-    const AxisSet wanted = layers_read ? s_.axes_of(flat) : s_.placement.optimizer;
+    const AxisSet wanted = buffer.is_factored() ? AxisSet()
+                           : layers_read        ? s_.axes_of(flat)
+                                                : s_.placement.optimizer;
     if (buffer.sharded != wanted) {
       add(buffer.name, " is sharded over ", to_string(buffer.sharded), ", but its placement is ",
           to_string(wanted));
@@ -366,8 +389,8 @@ class FormCheck {
     const bool activation = s_.buffer(operand).is_activation();
     const bool batch = role == Role::kBatch;
     if (activation || batch || role == Role::kScalars || role == Role::kScales ||
-        role == Role::kHistory || role == Role::kMaxima || role == Role::kActivation ||
-        role == Role::kActivationGradient) {
+        role == Role::kHistory || role == Role::kMaxima || role == Role::kStatistics ||
+        role == Role::kActivation || role == Role::kActivationGradient) {
       if ((activation && !operation.is_pass && !operation.moves_activations) ||
           (batch && !operation.is_pass)) {
         add_at(index, s_.name_of(operand.buffer), " is touched by layers only");

@@ -125,6 +125,12 @@ class ModelCheck {
         if (flat.matrices < 0 || (flat.has_codes() && flat.is_quantized())) {
           add("unit ", unit.name, " has ", flat.name, " of ", flat.matrices, " matrices in fp8");
         }
+        const bool is_counted = flat.factored_matrices > 0;
+        if (is_counted != (flat.factored_numbers > 0) || flat.factored_matrices < 0 ||
+            (is_counted && !flat.trainable)) {
+          add("unit ", unit.name, " has ", flat.name, " of ", flat.factored_matrices,
+              " matrices with ", flat.factored_numbers, " rows and columns");
+        }
         if (flat.numel > 0 && flat.numel % parts == 0) continue;
         add("unit ", unit.name, " has ", flat.numel, " elements, which cannot be cut into ", parts,
             " equal parts");

@@ -43,7 +43,9 @@ struct ParameterSpec {
   /// The type that it is kept and read in, whatever the run's precision; unset: the run's. Those of
   /// a unit that are kept alike are one flat parameter.
   std::optional<DType> dtype{};
-  /// The rows of each published matrix that it joins, which are quantised one by one.
+  /// The rows of each published matrix that it joins, which are quantised one by one, and have
+  /// their own root mean squares and moments with an optimizer that is_factored(). Empty: it is
+  /// one.
   std::vector<std::int64_t> joined{};
   /// The matrix of a linear layer that a run in fp8 multiplies in fp8.
   bool fp8 = false;

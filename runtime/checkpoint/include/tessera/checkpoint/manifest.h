@@ -18,11 +18,12 @@ namespace tessera {
 /// One kind of state that goes with parameters element by element: "parameter", the values that are
 /// trained; "first-moment" and the like; "rounded-parameter", what bf16 passes use where it cannot
 /// be had from the values by rounding to the nearest. Or one that has an element for each block of
-/// the parameter's.
+/// the parameter's, or for each row and column.
 struct SavedState {
   std::string name;
   DType dtype = DType::kFloat32;
-  std::int64_t block = 1;
+  std::int64_t block = 1;    ///< kFactoredBlock: it has `numbers` elements
+  std::int64_t numbers = 0;  ///< of rows and columns
   bool operator==(const SavedState&) const = default;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/sharding/factored_table.h"
 #include "tessera/sharding/histories.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/scales.h"
@@ -36,13 +37,14 @@ struct Content {
   FlatSet flats{};    ///< of the unit
   AxisSet sharded{};  ///< the rank has one part along these axes
   AxisSet partial{};  ///< a gradient: the sum over these axes is still to be taken; scales: the
-                      ///< maximum, as of the maxima of a step
+                      ///< maximum, as of the maxima of a step; statistics: as gradients
   int version = 0;    ///< of training state: optimizer steps taken; of histories: rolls
   int origin = -1;    ///< of state in a slot: the buffer on disk that it is of
   int begin = 0;      ///< of a gradient: contributions [begin, end); of losses: micro-steps; of
                       ///< scales: flat parameters, see ScaleTable; of an
                       ///< input on the host: the activation that it is of; of a message of an
                       ///< activation or its gradient: the layer, and `end` is the micro-step;
+                      ///< of statistics: flat parameters, see FactoredTable;
                       ///< of maxima: 0, and `end` is the number of actions that have taken some
   int end = 0;
   bool output = false;                     ///< an activation: the next layer has yet to read it
@@ -71,6 +73,7 @@ class ContentWalk {
   GradientSums* sums() { return sums_; }
   const ScaleTable& scales() const { return scales_; }
   const HistoryTable& histories() const { return histories_; }
+  const FactoredTable& factored() const { return factored_; }
   /// The number of actions that take largest magnitudes for the histories.
   int observations() const { return observations_; }
   /// Whether the largest magnitudes of a flat parameter's matrices have been taken for the
@@ -160,6 +163,7 @@ class ContentWalk {
   ShardNesting nesting_;
   ScaleTable scales_;
   HistoryTable histories_;
+  FactoredTable factored_;
   int observations_ = 0;
   std::set<int> observed_;
   std::vector<Violation>& violations_;

@@ -50,6 +50,8 @@ struct OptimizerOptions {
 std::vector<double> hyperparameter_values(const OptimizerOptions& options);
 /// The tensors that it keeps for each trainable parameter: see StateOptions::optimizer_tensors.
 std::vector<OptimizerTensor> optimizer_tensors(const OptimizerOptions& options);
+/// PlanOptions::scale_parameter with these hyperparameters.
+bool scale_parameter(const OptimizerOptions& options);
 
 struct ExecutorOptions {
   OptimizerOptions optimizer{};

@@ -8,6 +8,7 @@
 
 #include "tessera/autograd/layer.h"
 #include "tessera/core/mesh.h"
+#include "tessera/kernels/factored_moments.h"
 #include "tessera/sharding/strategies.h"
 
 namespace tessera {
@@ -119,6 +120,22 @@ struct Range {
   std::int64_t end() const { return begin + numel; }
   bool operator==(const Range&) const = default;
 };
+
+/// A matrix of a flat parameter, or a vector, that a factored optimizer keeps moments of: of a
+/// parameter that joins published ones, each of these. Places and indices count within the flat
+/// parameter.
+struct PlacedMatrix {
+  FactoredMatrix matrix{};
+  std::int64_t offset = 0;  ///< its first element in the flat parameter
+  int tensor = 0;           ///< FlatParameter::tensors that it is of, by index
+};
+std::vector<PlacedMatrix> factored_matrices(const FlatParameter& flat);
+/// How many there are of a parameter, and how many numbers they have.
+struct FactoredCounts {
+  std::int64_t numbers = 0;
+  int matrices = 0;
+};
+FactoredCounts factored_counts(const ParameterSpec& spec);
 
 /// How a rank's shards nest. Axes shard in this order: the parameter's, those that the gradient
 /// adds, those that the optimizer adds, the rest; so the optimizer's shard lies in the gradient's,

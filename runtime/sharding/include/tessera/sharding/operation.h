@@ -99,6 +99,9 @@ extern const Operation kReceive;
 extern const Operation kAddTied;
 extern const Operation kNormPartial;
 extern const Operation kResults;
+extern const Operation kSquareSums;
+extern const Operation kMoments;
+extern const Operation kUpdateSquares;
 extern const Operation kOptimizerStep;
 }  // namespace operations
 

@@ -40,6 +40,9 @@ Schedule tiers(Schedule schedule);
 /// Issues what brings parameters and inputs ahead of use, by the depths of the policy, and joins
 /// uses of a unit between which it would be pointless to release its parameters.
 Schedule prefetch(Schedule schedule);
+/// Makes the statistics of matrices that a factored optimizer's steps read: sums of squares, joined
+/// over ranks, and the moments, factors and sizes of updates that follow from them.
+Schedule factored(Schedule schedule);
 /// Makes the scales of fp8 of earlier steps: passes read the histories of their layers' tensors and
 /// take the largest magnitudes, whose maximum over ranks a roll adds to the histories.
 Schedule histories(Schedule schedule);

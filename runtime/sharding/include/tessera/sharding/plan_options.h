@@ -8,6 +8,7 @@
 #include "tessera/autograd/tape.h"
 #include "tessera/core/dtype.h"
 #include "tessera/core/mesh.h"
+#include "tessera/kernels/factored_moments.h"
 #include "tessera/sharding/pipeline.h"
 #include "tessera/sharding/strategies.h"
 
@@ -26,7 +27,12 @@ struct OptimizerTensor {
   DType format = DType::kFloat32;
   std::int64_t block = 1;  ///< elements of a parameter that it has one element for
   bool operator==(const OptimizerTensor&) const = default;
+
+  /// Whether it has one for each row and column of a matrix instead; all ranks have the whole.
+  bool is_factored() const { return block == kFactoredBlock; }
 };
+/// Whether an optimizer keeps such a tensor.
+bool is_factored(const std::vector<OptimizerTensor>& tensors);
 
 /// The options that decide which training state a rank keeps, and which shards of it.
 struct StateOptions {
@@ -101,6 +107,8 @@ struct PlanOptions {
   bool updates_wait_for_norm = true;
   /// The tensors that the optimizer keeps; see StateOptions.
   std::vector<OptimizerTensor> optimizer_tensors{{"first-moment"}, {"second-moment"}};
+  /// Learning rates are scaled by the root mean squares of parameters; with a factored optimizer.
+  bool scale_parameter = false;
 
   double offload_optimizer = 0.0;   ///< see StateOptions
   double offload_parameters = 0.0;  ///< see StateOptions

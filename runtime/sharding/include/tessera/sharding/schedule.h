@@ -72,6 +72,7 @@ enum class Role : std::uint8_t {
   kCode,        ///< a flat parameter of matrices in E4M3: in slots alone
   kHistory,     ///< largest magnitudes of tensors in earlier steps; see HistoryTable
   kMaxima,      ///< those in this step
+  kStatistics,  ///< sums and factors of a factored optimizer; see FactoredTable
   kScales,      ///< largest magnitudes of matrices, which the scales of codes are made of
   kMaster,      ///< fp32 master weights of a trainable flat parameter
   kOptimizer,   ///< a tensor that the optimizer keeps for each of them
@@ -96,6 +97,9 @@ enum class BufferKind : std::uint8_t {
   kScales,              ///< of a group of units; see ScaleTable
   kHistory,             ///< of the layers; see HistoryTable
   kMaxima,              ///< of a step, for these
+  kSquares,             ///< sums of squared gradients; see FactoredTable
+  kFactors,             ///< of updates; see FactoredTable
+  kUpdateSquares,       ///< sums of squared updates; see FactoredTable
   kTokens,              ///< scalar: how many targets count
   kLoss,                ///< scalar: exact sum of the losses
   kNorm,                ///< scalar: exact sum of squared gradients
@@ -121,6 +125,9 @@ inline constexpr std::array kAllBufferKinds{BufferKind::kState,
                                             BufferKind::kScales,
                                             BufferKind::kHistory,
                                             BufferKind::kMaxima,
+                                            BufferKind::kSquares,
+                                            BufferKind::kFactors,
+                                            BufferKind::kUpdateSquares,
                                             BufferKind::kTokens,
                                             BufferKind::kLoss,
                                             BufferKind::kNorm,
@@ -146,7 +153,8 @@ struct ScheduleBuffer {
   int layer = -1;        ///< of inputs, activations and messages of them: whose it is
   int micro_step = -1;   ///< of activations and batches
   DType format = DType::kFloat32;
-  std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for
+  std::int64_t block = 1;   ///< elements of a unit's flat parameter that it has one element for;
+                            ///< kFactoredBlock: one for each row and column of its matrices
   AxisSet sharded{};        ///< axes along which the unit is sharded: the rank has one shard
   std::int64_t numel = 0;   ///< on one rank; 0 of activations, whose memory comes and goes, and of
                             ///< batches, whose size is the data's
@@ -155,6 +163,7 @@ struct ScheduleBuffer {
   bool operator==(const ScheduleBuffer&) const = default;
 
   bool is_slot() const { return kind >= BufferKind::kWholeSlot; }
+  bool is_factored() const { return block == kFactoredBlock; }
   /// True of what a layer leaves on the device, or of its gradient.
   bool is_activation() const {
     return kind == BufferKind::kActivation || kind == BufferKind::kActivationGradient;
@@ -265,6 +274,9 @@ struct ScheduleFlat {
   std::int64_t numel = 0;          ///< padded
   std::int64_t decoded_numel = 0;  ///< of a quantised one: elements that layers read
   int matrices = 0;                ///< that layers can read in E4M3; 0: they read the elements
+  /// Of one that is trained with a factored optimizer: see FactoredCounts.
+  std::int64_t factored_numbers = 0;
+  int factored_matrices = 0;
   std::vector<GradientPart> parts{};  ///< of a trainable one
 
   bool is_quantized() const { return decoded_numel > 0; }
@@ -370,6 +382,7 @@ struct Schedule : PlanOptions {
   /// Elements that a buffer has of a flat parameter, before sharding: fewer where they are of
   /// blocks.
   std::int64_t numel_in(const ScheduleBuffer& buffer, const ScheduleFlat& flat) const {
+    if (buffer.is_factored()) return flat.factored_numbers;
     return (buffer.role == Role::kDecoded ? flat.decoded_numel : flat.numel) /
            (buffer.block > 1 ? buffer.block : 1);
   }

@@ -37,7 +37,7 @@ struct StateTensor {
 };
 
 /// A stretch of one parameter's elements within a state tensor. Where these are of blocks, all
-/// counts are of blocks.
+/// counts are of blocks; where they are of rows and columns, of these.
 struct StatePiece {
   const ParameterSpec* parameter = nullptr;
   Range elements;          ///< of the parameter, in row-major order; if it is quantised, bytes
