@@ -140,7 +140,10 @@ void FactoredRunner::add_update_squares(StepContext& context, const Action& acti
 
 void FactoredRunner::step(StepContext& context, const Action& action, Stream& stream) const {
   const Schedule& schedule = context.schedule();
-  const FlatId id = id_of(schedule, action.reads.front());
+  const Operand& gradient = *std::ranges::find_if(action.reads, [&](const Operand& operand) {
+    return schedule.role(operand.buffer) == Role::kGradient;
+  });
+  const FlatId id = id_of(schedule, gradient);
   StepExchange& exchange = context.exchange();
   const DeviceLossScaler* const scaler = exchange.scaler();
   TensorView master, parameter;
@@ -151,7 +154,7 @@ void FactoredRunner::step(StepContext& context, const Action& action, Stream& st
   const Flat& flat = flats_.at(id);
   context.kernels().factored_step(
       {.master = has_copy ? master : parameter,
-       .gradient = context.view(action.reads.front()),
+       .gradient = context.view(gradient),
        .parameter = has_copy ? parameter : TensorView(),
        .gradient_scale = exchange.clip_factor(Tier::kDevice),
        .parts = flat.parts,
