@@ -164,7 +164,7 @@ TEST(Resume, TakesWhatEachOptimizerKeeps) {
   expect_same_bits(first, {other});
 }
 
-TEST(Resume, TakesStatesOfBlocksOnAnyNumberOfRanks) {
+void expect_same_bits_on_any_number_of_ranks(const std::string& optimizer) {
   for (const bool stochastic : {false, true}) {
     const auto setup = [&](const std::string& strategy, int ranks, int samples = 12) {
       return Variant{.strategy = strategy,
@@ -172,12 +172,20 @@ TEST(Resume, TakesStatesOfBlocksOnAnyNumberOfRanks) {
                      .samples_per_step = samples,
                      .precision = stochastic ? DType::kBFloat16 : DType::kFloat32,
                      .stochastic_rounding = stochastic,
-                     .optimizer = "adamw8bit"};
+                     .optimizer = optimizer};
     };
     expect_same_bits(setup("full_shard", 3), {setup("zero2", 2), setup("no_shard", 1)});
     expect_same_bits(setup("no_shard", 1), {setup("full_shard", 4)});
     expect_same_bits(setup("zero1", 4, 4), {setup("hybrid_shard", 4, 4), setup("zero2", 2, 4)});
   }
+}
+
+TEST(Resume, TakesStatesOfBlocksOnAnyNumberOfRanks) {
+  expect_same_bits_on_any_number_of_ranks("adamw8bit");
+}
+
+TEST(Resume, TakesMomentsOfRowsAndColumnsOnAnyNumberOfRanks) {
+  expect_same_bits_on_any_number_of_ranks("adafactor");
 }
 
 // Codes are of other states than fp32 moments: neither is taken for the other.

@@ -149,7 +149,7 @@ TEST_F(CudaWaits, AnOptimizerOfFewBlocksGoesBehindComputation) {
   options.optimizer_blocks = 3;
   EXPECT_EQ(urgent_streams(), usual - options.ranks);
   // One block after the other gives the bits of all at once.
-  for (const char* optimizer : {"adamw", "adamw8bit"}) {
+  for (const char* optimizer : {"adamw", "adamw8bit", "adafactor"}) {
     options.optimizer.name = optimizer;
     const auto hash_by = [&](int blocks) {
       options.optimizer_blocks = blocks;

@@ -133,7 +133,7 @@ TEST(PipelineRun, KeepsStateGradientsAndActivationsElsewhere) {
 
 TEST(PipelineRun, TakesEveryOptimizer) {
   std::vector<Case> cases;
-  for (const char* const optimizer : {"adamw8bit", "sgd", "lion"}) {
+  for (const char* const optimizer : {"adamw8bit", "sgd", "lion", "adafactor"}) {
     for (const int ranks : {1, 2}) {
       cases.push_back({concat(optimizer, ", ", ranks, " ranks"), [=](SmallRun& run) {
                          run.optimizer = optimizer;
