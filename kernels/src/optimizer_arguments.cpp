@@ -32,6 +32,8 @@ void check_optimizer_step(const OptimizerStepArgs& args) {
   require(args.optimizer != nullptr, ErrorCode::kInvalidArgument,
           "optimizer step: of no optimizer");
   const Expected expected{args.optimizer->name, args.master.numel()};
+  require(!is_factored(*args.optimizer), ErrorCode::kInvalidArgument, expected.optimizer,
+          ": keeps factored moments; its step is KernelTable::factored_step");
   check_floats(expected, "master", args.master);
   require(args.states.size() <= args.optimizer->states.size(), ErrorCode::kInvalidArgument,
           expected.optimizer, ": ", args.states.size(), " states, expected at most ",

@@ -76,6 +76,20 @@ inline Views views_of(OptimizerStepArgs& a) {  // and `states`, which is a span
   return {&a.master,         &a.gradient, &a.parameter,   &a.scalars,
           &a.gradient_scale, &a.skip,     &a.rounding_key};
 }
+inline Views views_of(FactoredSquaresArgs& a) {
+  return {&a.gradient, &a.gradient_scale, &a.gradient_norm, &a.sums};
+}
+inline Views views_of(FactoredMomentsArgs& a) {
+  return {&a.gradient_norm, &a.scalars, &a.skip, &a.sums, &a.moments, &a.factors};
+}
+inline Views views_of(FactoredUpdateSquaresArgs& a) {
+  return {&a.gradient, &a.gradient_scale, &a.factors, &a.words};
+}
+inline Views views_of(FactoredStepArgs& a) {
+  return {&a.master,  &a.gradient,       &a.parameter,         &a.gradient_scale,
+          &a.factors, &a.update_squares, &a.parameter_squares, &a.scalars,
+          &a.skip,    &a.rounding_key};
+}
 inline Views views_of(ExactSquaresArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(ExactSumArgs& a) { return {&a.x, &a.words}; }
 inline Views views_of(LossScaleArgs& a) { return {&a.count, &a.scale, &a.scaler}; }

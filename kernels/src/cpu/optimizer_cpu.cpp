@@ -3,7 +3,7 @@
 #define HWY_TARGET_INCLUDE "cpu/optimizer_cpu.cpp"
 #include <hwy/foreach_target.h>
 
-#include "cpu/philox_simd.h"
+#include "cpu/random_rounding.h"
 #include "cpu/simd.h"
 #include "cpu/stream_store.h"
 
@@ -53,9 +53,6 @@ struct VectorMath {
   }
 };
 
-/// Elements of the master (16 KiB) that are still in the first-level cache when they are rounded.
-constexpr std::int64_t kRoundingChunk = 4096;
-
 /// `parameter` is null if it is absent or written later.
 template <typename Rule, typename G, typename P>
 void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
@@ -88,7 +85,6 @@ void update_elements(const OptimizerStepArgs& args, const typename Rule::Factors
   update(std::make_index_sequence<Rule::kStateCount>());
 }
 
-using IntTag = hn::RebindToSigned<FloatTag>;
 using CodeTag = hn::Rebind<std::uint8_t, FloatTag>;  // as many codes as a vector has floats
 
 /// to[i] = map[codes[i]] * absmax. Writes whole vectors.
@@ -198,42 +194,6 @@ void update(const OptimizerStepArgs& args, const typename Rule::Factors& factors
   }
 }
 
-/// bf16_rounded_at_random of up to a vector. Reads a full vector of words.
-HWY_INLINE void store_rounded_at_random(const std::uint32_t* words, const float* from, bfloat16* to,
-                                        std::int64_t count) {
-  const WordTag d;
-  const auto value = load_n(from, count);
-  const auto bits = hn::BitCast(d, value);
-  const auto carried = hn::Add(bits, hn::ShiftRight<16>(hn::LoadU(d, words)));
-  const auto quiet = hn::Or(bits, hn::Set(d, std::uint32_t{0x400000}));
-  const auto is_number = hn::RebindMask(d, hn::Eq(value, value));
-  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_number, carried, quiet));
-  HWY_ALIGN std::uint16_t lanes[kMaxLanes];
-  hn::Store(hn::DemoteTo(HalfTag(), hn::BitCast(IntTag(), upper)), HalfTag(), lanes);
-  std::memcpy(to, lanes, static_cast<std::size_t>(std::min(count, kMaxLanes)) * sizeof(bfloat16));
-}
-
-void write_rounded_at_random(const OptimizerStepArgs& args, std::int64_t begin, std::int64_t end) {
-  const WordTag d;
-  const float* const master = args.master.as<float>() + begin;
-  bfloat16* const parameter = args.parameter.as<bfloat16>() + begin;
-  const std::int64_t n = end - begin;
-  // Room for four vectors, and for loading one that begins at the last element.
-  HWY_ALIGN std::uint32_t elements[HWY_MAX_BYTES / 4 * 5] = {};
-  for_each_philox_words(
-      load_random_key(args.rounding_key.as<std::int64_t>()), args.first_index + begin, n,
-      [&](const PhiloxWords& words, std::int64_t offset) HWY_ATTR {
-        hn::StoreInterleaved4(words.w0, words.w1, words.w2, words.w3, d, elements);
-        const std::int64_t from = HWY_MAX(std::int64_t{0}, -offset);
-        const std::int64_t to = HWY_MIN(4 * float_lanes(), n - offset);
-        for_each_vector(to - from, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
-          const std::int64_t element = offset + from + i;
-          store_rounded_at_random(elements + from + i, master + element, parameter + element,
-                                  count);
-        });
-      });
-}
-
 template <typename Rule, typename G>
 void update_range(const OptimizerStepArgs& args, const typename Rule::Factors& factors,
                   const G* gradient, std::int64_t begin, std::int64_t end) {
@@ -246,11 +206,13 @@ void update_range(const OptimizerStepArgs& args, const typename Rule::Factors& f
     update<Rule>(args, factors, gradient, parameter, begin, end);
     return;
   }
+  const RandomKey key = load_random_key(args.rounding_key.as<std::int64_t>());
   for (std::int64_t i = begin; i < end; i += kRoundingChunk) {
     const std::int64_t chunk_end = HWY_MIN(end, i + kRoundingChunk);
     constexpr bfloat16* kLater = nullptr;
     update<Rule>(args, factors, gradient, kLater, i, chunk_end);
-    write_rounded_at_random(args, i, chunk_end);
+    write_rounded_at_random(args.master.as<float>() + i, args.parameter.as<bfloat16>() + i, key,
+                            args.first_index + i, chunk_end - i);
   }
 }
 
