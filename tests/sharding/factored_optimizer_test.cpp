@@ -245,7 +245,9 @@ TEST_F(FactoredRefusals, SumsWithoutAFlatParameter) {
   expect_refused(without(operations::kUpdateSquares, 1), "");
 }
 
-TEST_F(FactoredRefusals, MomentsThatAreNotUpdated) { expect_refused(without(operations::kMoments, 4), ""); }
+TEST_F(FactoredRefusals, MomentsThatAreNotUpdated) {
+  expect_refused(without(operations::kMoments, 4), "");
+}
 
 TEST_F(FactoredRefusals, ParametersThatAreUpdatedAlready) {
   Schedule schedule = good();

@@ -344,6 +344,12 @@ class FrozenList {
         add(run);
       }
     }
+    for (const char* const strategy : {"zero1", "full_shard", "hybrid_full_optimizer"}) {
+      SmallRun run{.ranks = 4, .strategy = strategy, .optimizer = "adafactor"};
+      run.micro_steps = turn(2) + 1;
+      run.dtype = turn(2) == 0 ? DType::kFloat32 : DType::kBFloat16;
+      add(run);
+    }
   }
 
   void add_optimizer(const char* name) {
