@@ -190,9 +190,10 @@ void for_each_launch(std::span<const OptimizerSegment> segments, const Body& bod
 }
 
 /// Calls body<kWriteOut, P>(), with the parameter's type, for those that go with a gradient of G.
-/// Where there is no parameter, the master is it, and it and its gradient are fp32.
-template <typename G, typename Body>
-void with_write_out(const OptimizerStepArgs& args, const Body& body) {
+/// Where there is no parameter, the master is it, and it and its gradient are fp32. `args` are
+/// OptimizerStepArgs or FactoredStepArgs.
+template <typename G, typename Args, typename Body>
+void with_write_out(const Args& args, const Body& body) {
   constexpr const char* kName = "optimizer step";
   if (!args.parameter) {
     if constexpr (std::is_same_v<G, float>) {
