@@ -109,6 +109,30 @@ TEST(DelayedScaling, OffloadingStagesAndProductsGiveTheSameBits) {
   }
 }
 
+TEST(DelayedScaling, AdaptersAndPackedSamplesGiveTheSameBits) {
+  for (const bool adapted : {true, false}) {
+    SmallRun one = small_run();
+    one.strategy = "no_shard";
+    one.micro_steps = 2;
+    one.packed = true;
+    if (adapted) {
+      one.adapter = {.kind = LoraOptions{.rank = 3, .alpha = 6.0}, .target_pattern = "all-linear"};
+    }
+    const SmallResult expected = train(one);
+    EXPECT_EQ(std::ssize(expected.histories), 12);
+    for (const Recompute recompute : {Recompute::kNone, Recompute::kFull}) {
+      SmallRun run = one;
+      run.ranks = 2;
+      run.micro_steps = 1;
+      run.strategy = "full_shard";
+      run.policy.recompute = recompute;
+      const SmallResult actual = train(run);
+      expect_same(actual, expected);
+      expect_as_planned(actual, run);
+    }
+  }
+}
+
 /// After each step the newest word is the largest magnitude, and the scale is what the rule says of
 /// the history, with oracles of the definition.
 TEST(DelayedScaling, HistoriesHaveWhatTheStepsHaveSeen) {

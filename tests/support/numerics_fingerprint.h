@@ -16,8 +16,8 @@
 namespace tessera::test {
 
 /// What kernels compute of fixed inputs, by one thread and without the sharding engine: losses and
-/// gradients of small_gpt() in each family and dtype, with and without adapters; the steps of all
-/// optimizers; the codes and the values of all weight formats.
+/// gradients of small_gpt() in each family and dtype, with and without adapters; the steps of
+/// optimizers that work element by element; the codes and the values of all weight formats.
 class NumericsFingerprint {
  public:
   std::string compute() {
@@ -27,7 +27,7 @@ class NumericsFingerprint {
       }
     }
     for (const Optimizer& optimizer : optimizers()) {
-      is_factored(optimizer) ? add_factored(optimizer) : add_optimizer(optimizer);
+      if (!is_factored(optimizer)) add_optimizer(optimizer);
     }
     for (const WeightFormat format : weight_formats()) add_format(format);
     return hash_.finish();
@@ -107,59 +107,6 @@ class NumericsFingerprint {
     }
     hash_.add(master);
     for (const auto& state : states) add_bytes(state);
-  }
-
-  void add_factored(const Optimizer& optimizer) {
-    const auto device = make_cpu_device();
-    const auto stream = device->create_stream({.name = "optimizer"});
-    const KernelTable& kernels = kernels_for(*device);
-    const FactoredMatrix matrix{.rows = 40, .columns = 25, .rates = {0.1F}};
-    const FactoredPart part{.matrix = matrix, .numel = matrix.numel()};
-    std::vector<float> master = normal("master", matrix.numel()), gradient_scale{0.7F};
-    std::vector<float> moments(static_cast<std::size_t>(matrix.numbers())), factors = moments;
-    std::vector<double> norm{1e2};
-    const TensorView norm_view{norm.data(), DType::kFloat64, Shape{1}};
-    for (int step = 1; step <= 3; ++step) {
-      std::vector<float> gradient = normal(concat("gradient ", step), matrix.numel());
-      const OptimizerScalars of_step =
-          optimizer_scalars(optimizer, hyperparameter_values(optimizer), 1e-2, step);
-      std::vector<float> scalars(of_step.begin(), of_step.end());
-      std::vector<std::int64_t> sums(moments.size() * kFactoredWords), squares(kExactSumWords);
-      const TensorView sums_view{sums.data(), DType::kInt64,
-                                 Shape{matrix.numbers(), kFactoredWords}};
-      const TensorView squares_view{squares.data(), DType::kInt64, Shape{1, kExactSumWords}};
-      run_on(*stream, [&] {
-        kernels.factored_squares({.gradient = view_of(gradient),
-                                  .gradient_scale = view_of(gradient_scale),
-                                  .gradient_norm = norm_view,
-                                  .parts = std::span(&part, 1),
-                                  .sums = sums_view},
-                                 *stream);
-        kernels.factored_moments({.gradient_norm = norm_view,
-                                  .scalars = view_of(scalars),
-                                  .matrices = std::span(&matrix, 1),
-                                  .sums = sums_view,
-                                  .moments = view_of(moments),
-                                  .factors = view_of(factors)},
-                                 *stream);
-        kernels.factored_update_squares({.gradient = view_of(gradient),
-                                         .gradient_scale = view_of(gradient_scale),
-                                         .parts = std::span(&part, 1),
-                                         .factors = view_of(factors),
-                                         .words = squares_view},
-                                        *stream);
-        kernels.factored_step({.master = view_of(master),
-                               .gradient = view_of(gradient),
-                               .gradient_scale = view_of(gradient_scale),
-                               .parts = std::span(&part, 1),
-                               .factors = view_of(factors),
-                               .update_squares = squares_view,
-                               .scalars = view_of(scalars)},
-                              *stream);
-      });
-    }
-    hash_.add(master);
-    hash_.add(moments);
   }
 
   void add_format(WeightFormat format) {

@@ -43,22 +43,51 @@ TEST(CudaStep, FourRanksEqualOneThatAccumulates) {
 
 TEST(CudaStep, Fp8GivesTheSameBitsForEveryStrategyAndInAGraph) {
   const Model model = counting_gpt();
-  const auto in_fp8 = [](TrainerOptions options, bool graph) {
-    options.precision = DType::kBFloat16;
-    options.fp8.enabled = true;
-    options.cuda_graph = graph;
-    return options;
-  };
-  TrainerOptions alone = in_fp8(cuda_options("full_shard", 1), false);
-  alone.accumulate = 2;
-  const Trained expected = run(model, alone);
-  EXPECT_LT(expected.losses.back(), expected.losses.front());
-  alone.cuda_graph = true;
-  expect_same_bits(run(model, alone), expected);
-  for (const char* const strategy : {"zero1", "full_shard"}) {
-    const Trained sharded = run(model, in_fp8(cuda_options(strategy, 2), false));
-    expect_same_bits(sharded, expected);
-    EXPECT_EQ(sharded.summary.measured_memory, sharded.summary.predicted_memory);
+  for (const Fp8Recipe recipe : {Fp8Recipe::kCurrent, Fp8Recipe::kDelayed}) {
+    const auto in_fp8 = [=](TrainerOptions options, bool graph) {
+      options.precision = DType::kBFloat16;
+      options.fp8.enabled = true;
+      options.fp8.recipe = recipe;
+      options.cuda_graph = graph;
+      return options;
+    };
+    TrainerOptions alone = in_fp8(cuda_options("full_shard", 1), false);
+    alone.accumulate = 2;
+    const Trained expected = run(model, alone);
+    EXPECT_LT(expected.losses.back(), expected.losses.front());
+    alone.cuda_graph = true;
+    expect_same_bits(run(model, alone), expected);
+    for (const char* const strategy : {"zero1", "full_shard"}) {
+      const Trained sharded = run(model, in_fp8(cuda_options(strategy, 2), false));
+      expect_same_bits(sharded, expected);
+      EXPECT_EQ(sharded.summary.measured_memory, sharded.summary.predicted_memory);
+    }
+  }
+}
+
+TEST(CudaStep, AdafactorGivesTheSameBitsForEveryStrategyAndInAGraph) {
+  const Model model = counting_gpt();
+  for (const bool scales : {false, true}) {
+    const auto factored = [=](TrainerOptions options) {
+      options.precision = scales ? DType::kFloat32 : DType::kBFloat16;
+      options.optimizer.name = "adafactor";
+      options.optimizer.hyperparameters = {{"scale_parameter", scales ? 1.0 : 0.0}};
+      return options;
+    };
+    TrainerOptions alone = factored(cuda_options("full_shard", 1));
+    alone.accumulate = 2;
+    alone.cuda_graph = false;
+    const Trained expected = run(model, alone);
+    for (const bool overlaps : {false, true}) {
+      alone.overlap_steps = overlaps;
+      alone.cuda_graph = true;
+      expect_same_bits(run(model, alone), expected);
+    }
+    for (const char* const strategy : {"zero1", "full_shard"}) {
+      const Trained sharded = run(model, factored(cuda_options(strategy, 2)));
+      expect_same_bits(sharded, expected);
+      EXPECT_EQ(sharded.summary.measured_memory, sharded.summary.predicted_memory);
+    }
   }
 }
 
