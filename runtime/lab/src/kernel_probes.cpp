@@ -249,6 +249,7 @@ void add_updates(std::vector<KernelProbe>& probes, DType t, std::int64_t n) {
   const DType f = DType::kFloat32;
   const bool rounds = t != f;
   for (const Optimizer& row : optimizers()) {
+    if (is_factored(row)) continue;
     const std::vector<double> values = hyperparameter_values(row);
     const auto states = optimizer_states(row, values);
     const auto shape_of = [n](const OptimizerState& state) {

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <bit>
 #include <memory>
 #include <span>
 
 #include "bench/kernel_operands.h"
 #include "tessera/kernels/exact_sum.h"
+#include "tessera/kernels/factored_moments.h"
 #include "tessera/kernels/optimizer.h"
 
 namespace tessera::bench {
@@ -36,6 +39,84 @@ PreparedKernel optimizer_step(KernelLab& lab, const Optimizer& optimizer, DType 
   return prepared;
 }
 
+/// A shard that is one matrix, with a column for each channel, and what the kernels of factored
+/// moments take beside it.
+struct FactoredOperands {
+  explicit FactoredOperands(KernelLab& lab) : o{lab} {}
+
+  Operands o;
+  std::int64_t columns = std::max<std::int64_t>(2, o.size.channels);
+  std::int64_t rows = std::max<std::int64_t>(2, o.size.shard / columns);
+  FactoredPart part{.matrix = factored_matrix(rows, columns, 0, 0, {0.1F}),
+                    .numel = rows * columns};
+  std::int64_t numbers = part.matrix.numbers();
+
+  TensorView elements(float deviation) { return o.random({part.numel}, kWide, deviation); }
+  TensorView norm() {
+    const auto norm = std::bit_cast<std::int64_t>(1e3);
+    return {o.integers(1, norm).data, DType::kFloat64, Shape{1}};
+  }
+  TensorView scalars() { return o.constant({kOptimizerScalars}, 1e-6F); }
+  TensorView exact_sum() { return o.integers(kExactSumWords, 0); }
+
+  /// A call on the part or the matrix, which lives as long as the call.
+  template <typename Args, typename Item>
+  PreparedKernel call(Kernel<Args> kernel, Args args, std::span<const Item> Args::*items,
+                      const Item& item, double bytes) const {
+    const auto one = std::make_shared<Item>(item);
+    args.*items = std::span<const Item>(one.get(), 1);
+    PreparedKernel prepared = call_of(o, kernel, args, bytes);
+    prepared.call = [one, run = std::move(prepared.call)](Stream& stream) { run(stream); };
+    return prepared;
+  }
+};
+
+PreparedKernel factored_squares(KernelLab& lab) {
+  FactoredOperands f(lab);
+  const FactoredSquaresArgs args{.gradient = f.elements(1e-3F),
+                                 .gradient_scale = f.o.constant({1}, 1.0F),
+                                 .gradient_norm = f.norm(),
+                                 .sums = f.o.integers(f.numbers * kFactoredWords, 0)};
+  return f.call(&KernelTable::factored_squares, args, &FactoredSquaresArgs::parts, f.part,
+                bytes_of({args.gradient, args.sums, args.sums}));
+}
+
+PreparedKernel factored_moments(KernelLab& lab) {
+  FactoredOperands f(lab);
+  const FactoredMomentsArgs args{.gradient_norm = f.norm(),
+                                 .scalars = f.scalars(),
+                                 .sums = f.o.integers(f.numbers * kFactoredWords, 1 << 20),
+                                 .moments = f.o.constant({f.numbers}, 1e-6F),
+                                 .factors = f.o.empty({f.numbers}, kWide)};
+  return f.call(&KernelTable::factored_moments, args, &FactoredMomentsArgs::matrices, f.part.matrix,
+                bytes_of({args.sums, args.moments, args.moments, args.factors}));
+}
+
+PreparedKernel factored_update_squares(KernelLab& lab) {
+  FactoredOperands f(lab);
+  const FactoredUpdateSquaresArgs args{.gradient = f.elements(1e-3F),
+                                       .gradient_scale = f.o.constant({1}, 1.0F),
+                                       .factors = f.o.constant({f.numbers}, 1.0F),
+                                       .words = f.exact_sum()};
+  return f.call(&KernelTable::factored_update_squares, args, &FactoredUpdateSquaresArgs::parts,
+                f.part, bytes_of({args.gradient, args.factors}));
+}
+
+PreparedKernel factored_step(KernelLab& lab, DType parameter_dtype) {
+  FactoredOperands f(lab);
+  FactoredStepArgs args{.master = f.elements(0.02F),
+                        .gradient = f.elements(1e-3F),
+                        .gradient_scale = f.o.constant({1}, 1.0F),
+                        .factors = f.o.constant({f.numbers}, 1.0F),
+                        .update_squares = f.exact_sum(),
+                        .parameter_squares = f.exact_sum(),
+                        .scalars = f.scalars()};
+  if (parameter_dtype != kWide) args.parameter = f.o.empty({f.part.numel}, parameter_dtype);
+  const double bytes =
+      bytes_of({args.master, args.master, args.gradient, args.parameter, args.factors});
+  return f.call(&KernelTable::factored_step, args, &FactoredStepArgs::parts, f.part, bytes);
+}
+
 PreparedKernel ordered_sum(KernelLab& lab, DType t, std::size_t count) {
   Operands o{lab};
   std::vector<TensorView> sources;
@@ -52,10 +133,13 @@ PreparedKernel ordered_sum(KernelLab& lab, DType t, std::size_t count) {
 void add_state_cases(std::vector<KernelCase>& cases, DType t) {
   const Cases to{cases, t};
   for (const Optimizer& optimizer : optimizers()) {
+    if (is_factored(optimizer)) continue;
     cases.push_back(
         {concat("optimizer_step/", optimizer.name, "/parameter:", to_string(t)),
          [&optimizer, t](KernelLab& lab) { return optimizer_step(lab, optimizer, t); }});
   }
+  cases.push_back({concat("factored_step/parameter:", to_string(t)),
+                   [t](KernelLab& lab) { return factored_step(lab, t); }});
   for (const std::size_t count : {2, 4}) {
     to.add(concat("ordered_sum/sources:", count),
            [=](KernelLab& lab) { return ordered_sum(lab, t, count); });
@@ -87,6 +171,9 @@ void add_state_cases(std::vector<KernelCase>& cases, DType t) {
 
 void add_scalar_cases(std::vector<KernelCase>& cases) {
   const Cases to{cases, kWide};
+  to.add("factored_squares", factored_squares);
+  to.add("factored_moments", factored_moments);
+  to.add("factored_update_squares", factored_update_squares);
   for (const DType half : {DType::kBFloat16, DType::kFloat16}) {
     for (const bool narrow : {true, false}) {
       const DType from = narrow ? kWide : half, into = narrow ? half : kWide;
