@@ -6,16 +6,20 @@
 
 namespace tessera {
 
-FactoredTable::FactoredTable(const Schedule& schedule)
-    : FactoredTable(
-          schedule.purpose == Purpose::kTrain ? schedule.units : std::vector<ScheduleUnit>(),
-          schedule.state(), schedule.scale_parameter) {}
+FactoredTable::FactoredTable(const Schedule& schedule) {
+  if (schedule.purpose != Purpose::kTrain || !is_factored(schedule.optimizer_tensors)) return;
+  fill(schedule.units, schedule.state(), schedule.scale_parameter);
+}
 
 FactoredTable::FactoredTable(const std::vector<ScheduleUnit>& units, const StateOptions& options,
-                             bool scale_parameter)
-    : axes_(ShardNesting(options.mesh, options.placement).placement().optimizer),
-      scale_parameter_(scale_parameter) {
-  if (!is_factored(options.optimizer_tensors)) return;
+                             bool scale_parameter) {
+  if (is_factored(options.optimizer_tensors)) fill(units, options, scale_parameter);
+}
+
+void FactoredTable::fill(const std::vector<ScheduleUnit>& units, const StateOptions& options,
+                         bool scale_parameter) {
+  axes_ = ShardNesting(options.mesh, options.placement).placement().optimizer;
+  scale_parameter_ = scale_parameter;
   for (int u = 0; u < static_cast<int>(units.size()); ++u) {
     const ScheduleUnit& unit = units[static_cast<std::size_t>(u)];
     if (unit.rank != options.pipeline.rank || unit.mirrors >= 0) continue;

@@ -6,6 +6,7 @@
 #include "operations/operation_handlers.h"
 #include "operations/operation_rules.h"
 #include "tessera/core/error.h"
+#include "tessera/sharding/factored_table.h"
 
 // The table of operations.
 namespace tessera {
@@ -119,7 +120,7 @@ const Operation kReduceScatter{.name = "reduce-scatter",
                                .charge = charge_reduce_scatter,
                                .run = handlers::reduce_scatter};
 const Operation kAllReduce{.name = "all-reduce",
-                           .summary = "sums gradients over ranks, in place",
+                           .summary = "sums gradients, or sums over matrices, over ranks, in place",
                            .meeting = Meeting::kAlongAxes,
                            .rule = rules::all_reduce,
                            .charge = charge_all_reduce,
@@ -353,10 +354,18 @@ std::int64_t copied_bytes(const Schedule& schedule, const Action& copy) {
 }
 
 std::int64_t operand_bytes(const Schedule& schedule, const Action& action) {
+  // Of the statistics of all flat parameters an action on one touches its part, on average so much.
+  const auto parts = is_collective(action)
+                         ? 1
+                         : std::max<std::int64_t>(1, std::ssize(FactoredTable(schedule).entries()));
+  const auto touched = [&](const Operand& operand) {
+    const bool is_part = schedule.role(operand.buffer) == Role::kStatistics;
+    return operand_bytes(schedule, operand) / (is_part ? parts : 1);
+  };
   std::int64_t bytes = 0;
-  for (const Operand& operand : action.reads) bytes += operand_bytes(schedule, operand);
+  for (const Operand& operand : action.reads) bytes += touched(operand);
   for (const Operand& operand : action.writes) {
-    bytes += operand_bytes(schedule, operand) * (operand.adds ? 2 : 1);
+    bytes += touched(operand) * (operand.adds ? 2 : 1);
   }
   return bytes;
 }

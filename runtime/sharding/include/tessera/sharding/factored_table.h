@@ -46,6 +46,9 @@ class FactoredTable {
   Range parameter_part(const Entry& entry) const;
 
  private:
+  void fill(const std::vector<ScheduleUnit>& units, const StateOptions& options,
+            bool scale_parameter);
+
   std::vector<Entry> entries_;
   AxisSet axes_{};
   std::int64_t numbers_ = 0, matrices_ = 0;
