@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "gpt_layers.h"
@@ -52,7 +53,9 @@ BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>
   for (std::size_t p = 0; p < own; ++p) {
     const ParameterSpec matrix = parameters[p];
     if (matrix.shape.rank() != 2) continue;
-    for (ModuleAdapter& adapter : adapter::module_adapters(config, matrix)) {
+    std::vector<ModuleAdapter> modules = adapter::module_adapters(config, matrix);
+    const std::size_t first = adapters_.size();
+    for (ModuleAdapter& adapter : modules) {
       adapters_.push_back({.weight = p,
                            .first = parameters.size(),
                            .place = adapter.place,
@@ -60,7 +63,12 @@ BlockAdapters::BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>
                            .scale = adapter.scale,
                            .dropout = adapter.dropout,
                            .has_magnitudes = adapter.has_magnitudes});
-      std::ranges::move(adapter.parameters, std::back_inserter(parameters));
+      parameters.push_back(std::move(adapter.parameters.front()));
+    }
+    for (std::size_t m = 0; m < modules.size(); ++m) {
+      adapters_[first + m].rest = parameters.size();
+      std::ranges::move(std::span(modules[m].parameters).subspan(1),
+                        std::back_inserter(parameters));
     }
   }
 }
@@ -69,40 +77,46 @@ bool BlockAdapters::adapt(std::size_t parameter) const {
   return std::ranges::find(adapters_, parameter, &Adapter::weight) != adapters_.end();
 }
 
+ops::LowRank BlockAdapters::product_of(const Adapter& adapter, std::span<Parameter> parameters) {
+  return {.a = parameters[adapter.first],
+          .b = parameters[adapter.rest],
+          .scale = adapter.scale,
+          .first_column = adapter.first_row};
+}
+
 /// Columns of y with scale * B A x, rescaled by DoRA.
 Value BlockAdapters::add_product(Tape& tape, Value y, const Value& x, const Adapter& adapter,
                                  const Parameter& weight, std::span<Parameter> parameters) {
-  const ops::LowRank product{.a = parameters[adapter.first],
-                             .b = parameters[adapter.first + 1],
-                             .scale = adapter.scale,
-                             .first_column = adapter.first_row};
-  y = ops::add_low_rank(tape, std::move(y), ops::dropout(tape, x, adapter.dropout), product);
+  const ops::LowRank product = product_of(adapter, parameters);
+  y = ops::add_low_rank(tape, std::move(y), ops::dropout(tape, x, adapter.dropout), {&product, 1});
   if (!adapter.has_magnitudes) return y;
   const TensorView rows = weight.value.narrow(0, adapter.first_row, product.b.value.shape[0]);
   y = ops::divide_by_row_norms(tape, std::move(y), rows, product);
-  return ops::scale_columns(tape, std::move(y), parameters[adapter.first + 2], adapter.first_row);
+  return ops::scale_columns(tape, std::move(y), parameters[adapter.rest + 1], adapter.first_row);
 }
 
 Value BlockAdapters::linear(Tape& tape, Value x, Parameter& weight, Parameter* bias,
                             std::span<Parameter> parameters, const Value* residual) const {
   const auto index = static_cast<std::size_t>(&weight - parameters.data());
   std::vector<const Adapter*> here;
+  std::vector<ops::LowRank> beside;
   bool scales_output = false, has_magnitudes = false;
   for (const Adapter& adapter : adapters_) {
     if (adapter.weight != index) continue;
     here.push_back(&adapter);
     scales_output = scales_output || adapter.scales_output();
     has_magnitudes = has_magnitudes || adapter.has_magnitudes;
+    if (adapter.is_plain(tape)) beside.push_back(product_of(adapter, parameters));
     if (adapter.place != Place::kInput) continue;
     x = ops::scale_columns(tape, std::move(x), parameters[adapter.first]);
   }
   // A residual is not scaled: it is added behind what scales the output; nor is DoRA's bias.
   Value y = ops::linear(tape, x, weight, has_magnitudes ? nullptr : bias,
-                        scales_output ? nullptr : residual);
+                        scales_output ? nullptr : residual, beside);
   for (const Adapter* adapter : here) {
     if (adapter->place == Place::kOutput) {
       y = ops::scale_columns(tape, std::move(y), parameters[adapter->first], adapter->first_row);
-    } else if (adapter->place == Place::kBeside) {
+    } else if (adapter->place == Place::kBeside && !adapter->is_plain(tape)) {
       y = add_product(tape, std::move(y), x, *adapter, weight, parameters);
     }
   }

@@ -31,7 +31,9 @@ TokenInputs inputs_of(const Tape& tape);
 /// Freezes what config.adapter does not train, and checks that all that it trains can be trained.
 void freeze(const GptConfig& config, std::vector<ParameterSpec>& parameters);
 
-/// The adapters of a block's matrices. A block declares its own parameters, and these add theirs.
+/// The adapters of a block's matrices. A block declares its own parameters, and these add theirs:
+/// of each matrix the A's of all modules that it joins, then the rest of each module's, so that A's
+/// are neighbours ([Note: neighbouring a's] in low_rank_parts.h).
 class BlockAdapters {
  public:
   BlockAdapters(const GptConfig& config, std::vector<ParameterSpec>& parameters);
@@ -47,13 +49,20 @@ class BlockAdapters {
   using Place = adapter::ModuleAdapter::Place;
   struct Adapter {
     std::size_t weight = 0;  ///< index of the parameter
-    std::size_t first = 0;   ///< index of its own: A, B [and magnitudes], or l
+    std::size_t first = 0;   ///< index of its own: A, or l
+    std::size_t rest = 0;    ///< of B [and magnitudes]
     Place place = Place::kBeside;
     std::int64_t first_row = 0;
     float scale = 1.0F, dropout = 0.0F;  ///< of kBeside
     bool has_magnitudes = false;         ///< DoRA
     bool scales_output() const { return place == Place::kOutput || has_magnitudes; }
+    /// Whether its product reads what the matrix reads, and nothing follows it.
+    bool is_plain(const Tape& tape) const {
+      return place == Place::kBeside && !has_magnitudes &&
+             (dropout == 0.0F || !tape.options().training);
+    }
   };
+  static ops::LowRank product_of(const Adapter& adapter, std::span<Parameter> parameters);
   static Value add_product(Tape& tape, Value y, const Value& x, const Adapter& adapter,
                            const Parameter& weight, std::span<Parameter> parameters);
   std::vector<Adapter> adapters_;

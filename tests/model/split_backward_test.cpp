@@ -19,6 +19,7 @@ namespace {
 enum class Trained : std::uint8_t {
   kAll,
   kLora,
+  kJoined,
   kIa3,
   kPrompt,
   kEncoder,
@@ -42,6 +43,10 @@ GptConfig config_of(const Case& c) {
       break;
     case Trained::kLora:
       config.adapter = {.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
+                        .target_pattern = "all-linear"};
+      break;
+    case Trained::kJoined:  // A's of one matrix are neighbours
+      config.adapter = {.kind = LoraOptions{.rank = 32, .alpha = 16.0},
                         .target_pattern = "all-linear"};
       break;
     case Trained::kIa3:
@@ -122,6 +127,7 @@ Result run(const Case& c, Recompute recompute, bool split) {
 std::vector<Case> cases() {
   constexpr std::pair<Trained, const char*> kTrained[] = {{Trained::kAll, ""},
                                                           {Trained::kLora, "_lora"},
+                                                          {Trained::kJoined, "_joined"},
                                                           {Trained::kIa3, "_ia3"},
                                                           {Trained::kPrompt, "_prompt"},
                                                           {Trained::kEncoder, "_encoder"},

@@ -13,6 +13,10 @@ namespace {
 const AdapterConfig kLora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dropout = 0.1F},
                           .target_pattern = "all-linear"};
 
+/// A's of one matrix are neighbours ([Note: neighbouring a's]): each has a multiple of 64 elements.
+const AdapterConfig kJoined{.kind = LoraOptions{.rank = 32, .alpha = 16.0},
+                            .target_pattern = "all-linear"};
+
 const AdapterConfig kDora{.kind = LoraOptions{.rank = 3, .alpha = 6.0, .dora = true},
                           .target_pattern = "all-linear"};
 
@@ -96,6 +100,8 @@ INSTANTIATE_TEST_SUITE_P(
         AdapterCase{"gpt2_bf16", kLora, GptFamily::kGpt2, DType::kBFloat16},
         AdapterCase{"llama_fp32", kLora, GptFamily::kLlama, DType::kFloat32},
         AdapterCase{"llama_bf16", kLora, GptFamily::kLlama, DType::kBFloat16},
+        AdapterCase{"llama_fp32_joined", kJoined, GptFamily::kLlama, DType::kFloat32},
+        AdapterCase{"llama_bf16_joined", kJoined, GptFamily::kLlama, DType::kBFloat16},
         AdapterCase{"gpt2_bf16_dora", kDora, GptFamily::kGpt2, DType::kBFloat16},
         AdapterCase{"llama_fp32_dora", kDora, GptFamily::kLlama, DType::kFloat32},
         AdapterCase{"gpt2_bf16_ia3", kIa3, GptFamily::kGpt2, DType::kBFloat16},

@@ -48,19 +48,13 @@ inline void run_on(Stream& stream, const std::function<void()>& task) {
 }
 
 /// All parameters of a model, whole and in one place, and their gradients: what the sharding engine
-/// does in the simplest possible way.
+/// does in the simplest possible way. Those of a layer lie as they do in flat parameters.
 class WholeModel {
  public:
   WholeModel(const Model& model, Memory& memory, DType compute, DType gradient) : model_(model) {
     for (const auto& layer : model.layers) {
-      for (const ParameterSpec& spec : layer->parameters()) {
-        Entry& entry = entries_[spec.name];
-        entry.value =
-            Tensor::empty(memory, spec.shape, compute, MemoryCategory::kParameters, spec.name);
-        if (spec.trainable) {
-          entry.gradient =
-              Tensor::empty(memory, spec.shape, gradient, MemoryCategory::kGradients, spec.name);
-        }
+      for (const bool trainable : {true, false}) {
+        place(*layer, trainable, memory, compute, gradient);
       }
     }
     for (const auto& layer : model.layers) {
@@ -168,10 +162,36 @@ class WholeModel {
 
  private:
   struct Entry {
-    Tensor value;
-    Tensor gradient;
+    TensorView value;
+    TensorView gradient;  ///< empty: it is not trained
     bool written = false;
   };
+
+  /// The parameters of a layer that are trained, or those that are not, one behind the other.
+  void place(const Layer& layer, bool trainable, Memory& memory, DType compute, DType gradient) {
+    constexpr std::int64_t kAlignment = 64;  // elements
+    std::int64_t numel = 0;
+    std::vector<std::pair<const ParameterSpec*, std::int64_t>> offsets;
+    for (const ParameterSpec& spec : layer.parameters()) {
+      if (spec.trainable != trainable) continue;
+      offsets.emplace_back(&spec, numel);
+      numel += (spec.shape.numel() + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    if (offsets.empty()) return;
+    const Tensor values =
+        Tensor::empty(memory, {numel}, compute, MemoryCategory::kParameters, layer.name());
+    const Tensor gradients = trainable ? Tensor::empty(memory, {numel}, gradient,
+                                                       MemoryCategory::kGradients, layer.name())
+                                       : Tensor();
+    for (const auto& [spec, offset] : offsets) {
+      const auto view = [&](const TensorView& flat) {
+        return flat.narrow(0, offset, spec->shape.numel()).reshape(spec->shape);
+      };
+      entries_[spec->name] = {.value = view(values),
+                              .gradient = trainable ? view(gradients) : TensorView()};
+    }
+    flats_.insert(flats_.end(), {values, gradients});
+  }
 
   // Tied parameters are one Entry behind several Parameters: the flag goes in and out.
   void put_flags(std::size_t layer) {
@@ -195,6 +215,7 @@ class WholeModel {
   }
 
   const Model& model_;
+  std::vector<Tensor> flats_;
   std::map<std::string, Entry> entries_;
   std::vector<std::vector<Parameter>> parameters_;
   std::vector<std::vector<std::string>> names_;

@@ -8,6 +8,8 @@ namespace tessera {
 ///   2  a CPU's matrix products are summed alike on any number of threads; masks of
 ///      dropout go by sample, not by micro-batch
 ///   3  the same of packed batches
-inline constexpr int kNumericsVersion = 3;
+///   4  LoRA's products of one input are one product, and backward adds to the gradient of that
+///      input in place
+inline constexpr int kNumericsVersion = 4;
 
 }  // namespace tessera

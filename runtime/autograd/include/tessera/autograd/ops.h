@@ -14,12 +14,6 @@ namespace tessera::ops {
 // consumed: move them in, and their memory is reused if nothing else holds it. All throw
 // Error{kInvalidArgument} if shapes or dtypes do not fit.
 
-/// y (..., O) = x (..., I) weight^T + bias + residual.  weight (O, I); bias (O) and residual
-/// (..., O) may be null. The residual is added where the GEMM stores its result, instead of in a
-/// pass of its own.
-Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
-             const Value* residual = nullptr);
-
 /// A product of two small matrices beside a linear layer's own (LoRA: Hu et al. 2021).
 struct LowRank {
   Parameter& a;  ///< (R, I)
@@ -27,10 +21,21 @@ struct LowRank {
   float scale = 1.0F;
   std::int64_t first_column = 0;  ///< of y: where its O columns begin
 };
-/// y (..., Y) with scale * (x a^T) b^T added to columns [first_column, first_column + O); x (...,
-/// I). `y` becomes the sum; it must be held by nothing else. Where b is zero, y keeps its bits
-/// (but for -0, which becomes 0).
-Value add_low_rank(Tape& tape, Value y, const Value& x, const LowRank& low_rank);
+
+/// y (..., O) = x (..., I) weight^T + bias + residual.  weight (O, I); bias (O) and residual
+/// (..., O) may be null. The residual is added where the GEMM stores its result, instead of in a
+/// pass of its own. `beside` is added to y as by add_low_rank(); backward then adds to the gradient
+/// of x in place.
+Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
+             const Value* residual = nullptr, std::span<const LowRank> beside = {});
+
+/// y (..., Y) with scale * (x a^T) b^T added to columns [first_column, first_column + O), for each
+/// of `products`; x (..., I). `y` becomes the sum; it must be held by nothing else. Where b is
+/// zero, y keeps its bits (but for -0, which becomes 0). Products one behind the other share GEMMs
+/// where their scales are equal and their a's neighbours in memory, as they are where a layer
+/// declares them one behind the other and each has a multiple of 64 elements (of the optimizer's
+/// blocks, if it has any).
+Value add_low_rank(Tape& tape, Value y, const Value& x, std::span<const LowRank> products);
 
 /// scale * (x a^T), (..., R): the first of these products alone; x (..., I), a (R, I).
 Value low_rank_hidden(Tape& tape, const Value& x, Parameter& a, float scale);
