@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -89,10 +90,13 @@ TEST(Pissa, ProductsAreThoseOfPeft) {
         if (!specs[p].name.ends_with("lora_A.weight")) continue;
         ++factors;
         const auto rank = static_cast<std::size_t>(specs[p].shape[0]);
-        const auto of_b = static_cast<std::size_t>(specs[p + 1].shape.numel());
+        std::string name_of_b = specs[p].name;
+        name_of_b.replace(name_of_b.find("lora_A"), 6, "lora_B");
+        const ParameterSpec& spec_of_b = *std::ranges::find(specs, name_of_b, &ParameterSpec::name);
+        const auto of_b = static_cast<std::size_t>(spec_of_b.shape.numel());
         const auto product_of = [&](const PretrainedGpt& model) {
-          const std::vector<double> all = product(read(model, specs[p + 1].name, of_b),
-                                                  read(model, specs[p].name, numel), rank);
+          const std::vector<double> all =
+              product(read(model, name_of_b, of_b), read(model, specs[p].name, numel), rank);
           return std::vector<float>(all.begin(), all.end());
         };
         EXPECT_LT(test::relative_error(product_of(ours), product_of(of_peft)), 1e-5)
