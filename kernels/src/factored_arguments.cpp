@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-/// What the views of one kernel must be.
+/// Checks of the views of one kernel.
 struct FactoredViews {
   const char* kernel;
 
@@ -47,7 +47,7 @@ struct FactoredViews {
             matrix.place + matrix.numbers(), ") of ", numbers);
   }
 
-  /// Of a shard of n elements.
+  /// The part must lie in a shard of n elements.
   void check_part(const FactoredPart& part, std::int64_t n) const {
     require(part.begin >= 0 && part.numel >= 0 && part.begin + part.numel <= n,
             ErrorCode::kInvalidArgument, kernel, ": a part is [", part.begin, ", ",

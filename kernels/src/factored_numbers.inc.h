@@ -52,13 +52,13 @@ TESSERA_FACTORED_FUNCTION float factored_factor(float moment, double mean) {
       Math::div(1.0, Math::sqrt(Math::div(static_cast<double>(moment), mean))));
 }
 
-/// What is the same for all elements of a matrix in a step.
+/// Numbers that are the same for all elements of a matrix in a step.
 struct FactoredRates {
   float keep;   ///< 1 - lr * weight_decay: multiplies the parameter
   float scale;  ///< multiplies u
 };
 
-/// Of the sums of squares over all ranks; `parameter_squares` is null if learning rates do not
+/// Makes them of the sums of squares over all ranks; `parameter_squares` is null if rates do not
 /// depend on the parameters' size.
 template <typename Math>
 TESSERA_FACTORED_FUNCTION FactoredRates factored_rates(const FactoredMatrix& matrix,

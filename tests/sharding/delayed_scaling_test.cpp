@@ -109,6 +109,16 @@ TEST(DelayedScaling, OffloadingStagesAndProductsGiveTheSameBits) {
   }
 }
 
+TEST(DelayedScaling, NotesNameATensorThatWasInfinite) {
+  Fp8History sound{.name = "h.0.weight", .words = {{{1, 2}, {0x7fc00000}, {3}}}};
+  EXPECT_EQ(note_of_infinities({sound}), "") << "NaN is in the norm";
+  Fp8History infinite{.name = "h.1.weight", .words = {{{1}, {2}, {3, 0x7f800000}}}};
+  EXPECT_THAT(note_of_infinities({sound, infinite}),
+              HasSubstr("a number in h.1.weight (its output's gradient) was infinite"));
+  infinite.words[0].push_back(0x7f800000);
+  EXPECT_THAT(note_of_infinities({infinite}), HasSubstr("h.1.weight (the matrix) and in 1 other"));
+}
+
 TEST(DelayedScaling, AdaptersAndPackedSamplesGiveTheSameBits) {
   for (const bool adapted : {true, false}) {
     SmallRun one = small_run();

@@ -157,9 +157,9 @@ TEST(PlanPasses, AreNamedAndExplained) {
     names.push_back(pass.name);
     EXPECT_FALSE(pass.summary.empty()) << pass.name;
   }
-  const std::vector<std::string_view> expected{"order", "update",   "shard",
-                                               "tiers", "prefetch", "histories",
-                                               "codes", "slots",    "synchronise"};
+  const std::vector<std::string_view> expected{"order",    "update",     "shard",     "tiers",
+                                               "prefetch", "factored",   "histories", "codes",
+                                               "slots",    "synchronise"};
   EXPECT_EQ(names, expected);
 }
 
@@ -175,7 +175,7 @@ TEST(PlanPasses, AnUnknownOneIsRefusedWithTheNamesOfAll) {
     EXPECT_EQ(error.code(), ErrorCode::kConfig);
     EXPECT_THAT(error.what(),
                 testing::HasSubstr("there is no pass 'polish'; passes are order, "
-                                   "update, shard, tiers, prefetch, histories, codes, "
+                                   "update, shard, tiers, prefetch, factored, histories, codes, "
                                    "slots, synchronise"));
   }
 }

@@ -42,7 +42,7 @@ constexpr std::int64_t kMostSquares = 8;  // in a vector
 
 HWY_INLINE std::int64_t square_lanes() { return static_cast<std::int64_t>(hn::Lanes(SquareTag())); }
 
-/// What gradients and their squares are multiplied by.
+/// Factors of gradients and of their squares.
 struct SquareScales {
   float gradient;
   double words;

@@ -163,7 +163,7 @@ void check_factored(const PlanOptions& options) {
   require(options.optimizer_tensors.size() == 1, ErrorCode::kInvalidArgument,
           "an optimizer that keeps moments by row and column keeps nothing else");
   require(options.updates_wait_for_norm, ErrorCode::kInvalidArgument,
-          "moments by row and column need the gradient norm: set `updates_wait_for_norm`");
+          "moments by row and column need the gradient norm, so updates must wait for it");
   for (const auto& [name, share] : {std::pair("offload_optimizer", options.offload_optimizer),
                                     std::pair("offload_parameters", options.offload_parameters),
                                     std::pair("offload_gradients", options.offload_gradients),

@@ -278,13 +278,19 @@ void Session::Impl::begin_save(const std::string& folder) {
   require(!saver().in_flight(), ErrorCode::kInvalidArgument,
           "a checkpoint is being written; finish_save() comes first");
   const std::int64_t samples = steps_ * sample_division(plan_.options).samples_per_step();
-  saver().begin(folder, steps_, offset_ + samples, loss_scaler(), best_, fp8_histories());
+  std::vector<Fp8History> histories = fp8_histories();
+  save_note_ = note_of_infinities(histories);
+  saver().begin(folder, steps_, offset_ + samples, loss_scaler(), best_, std::move(histories));
 }
 
 std::optional<SaveRecord> Session::Impl::finish_save() {
   if (saver_ == nullptr || !saver_->in_flight()) return std::nullopt;
   require_none_begun();
-  return saver_->finish();
+  std::optional<SaveRecord> record = saver_->finish();
+  if (record && !save_note_.empty()) {
+    record->note += concat(record->note.empty() ? "" : "; ", save_note_);
+  }
+  return record;
 }
 
 /// The loss scaler's state for a checkpoint: nothing if no step was or can be skipped.

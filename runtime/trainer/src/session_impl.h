@@ -95,6 +95,7 @@ class Session::Impl {
   std::optional<BestEvaluation> best_;
   bool begun_ = false;  ///< the step after those
   std::vector<std::string> notes_;
+  std::string save_note_;  ///< on what the checkpoint at hand saves; "": none
   std::chrono::steady_clock::time_point last_ended_{};  ///< seen by the rank that leads
   std::atomic<bool> stopping_ = false;
   std::unique_ptr<DumpWriter> dumps_;

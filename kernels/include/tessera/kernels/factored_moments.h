@@ -132,7 +132,7 @@ struct FactoredStepArgs {
   TensorView parameter_squares{};  // (matrices, kExactSumWords); int64; of all ranks; optional
   TensorView scalars{};            // (kOptimizerScalars); fp32
   TensorView skip{};               // (1); int64; optional: not 0: everything is left as it is
-  /// As in OptimizerStepArgs.
+  /// See OptimizerStepArgs.
   bool stochastic_rounding = false;
   TensorView rounding_key{};
   std::int64_t first_index = 0;

@@ -46,7 +46,11 @@ bool is_list(const Setting& setting) { return setting.name == "data"; }
 }  // namespace
 
 std::string type_name(const Setting& setting) {
-  if (!setting.choices.empty()) return tessera::joined(setting.choices, "|");
+  if (!setting.choices.empty()) {
+    const std::string choices = tessera::joined(setting.choices, "|");
+    constexpr std::size_t kMost = 68;  // beside a name; a help text has those that are longer
+    return choices.size() <= kMost ? choices : "NAME";
+  }
   switch (setting.type) {
     case SettingType::kInteger:
       return "N";

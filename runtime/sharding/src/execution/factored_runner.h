@@ -32,7 +32,7 @@ class FactoredRunner {
     std::vector<FactoredPart> parts{};  ///< of this rank's shard of the optimizer
     std::int64_t first_element = 0;     ///< as in OptimizerStepArgs::first_index
   };
-  /// Of the flat parameter that an operand is of: its part in a buffer of statistics.
+  /// The part of a flat parameter in a buffer of statistics, which is one of the operands.
   TensorView statistics(StepContext& context, const std::vector<Operand>& operands, BufferKind kind,
                         const FlatId& id) const;
   /// The exact sums of the squares of its matrices' elements; empty without scale_parameter.

@@ -354,7 +354,7 @@ std::int64_t copied_bytes(const Schedule& schedule, const Action& copy) {
 }
 
 std::int64_t operand_bytes(const Schedule& schedule, const Action& action) {
-  // Of the statistics of all flat parameters an action on one touches its part, on average so much.
+  // An action on one flat parameter touches its part of the statistics, on average so much.
   const auto parts = is_collective(action)
                          ? 1
                          : std::max<std::int64_t>(1, std::ssize(FactoredTable(schedule).entries()));

@@ -1,9 +1,11 @@
 #include "tessera/sharding/histories.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "passes/pass_tools.h"
+#include "tessera/core/error.h"
 #include "tessera/sharding/layout.h"
 #include "tessera/sharding/passes.h"
 
@@ -31,6 +33,26 @@ HistoryTable::HistoryTable(const Schedule& schedule)
   history_numel_ = tensors_ * schedule.fp8_history;
   const int ranks = schedule.mesh.size(axes_);
   maxima_numel_ = tensors_ * (ranks == 1 ? 1 : 1 + ranks);
+}
+
+std::string note_of_infinities(const std::vector<Fp8History>& histories) {
+  constexpr std::array kTensors{"the matrix", "its layer's input", "its output's gradient"};
+  static_assert(kTensors.size() == kFp8Tensors);
+  constexpr std::uint32_t kInfinity = 0x7f800000;
+  std::string first;
+  int count = 0;
+  for (const Fp8History& history : histories) {
+    for (std::size_t t = 0; t < history.words.size(); ++t) {
+      if (std::ranges::find(history.words[t], kInfinity) == history.words[t].end()) continue;
+      if (count++ == 0) first = concat(history.name, " (", kTensors[t], ")");
+    }
+  }
+  if (count == 0) return "";
+  return concat(
+      "delayed scaling: a number in ", first,
+      count > 1 ? concat(" and in ", count - 1, count > 2 ? " other tensors" : " other") : "",
+      " was infinite in one of the last steps; it became the largest code, so the "
+      "gradient norm does not tell. Try a lower learning rate, or `fp8_recipe` current");
 }
 
 bool takes_maxima(const Action& action) {

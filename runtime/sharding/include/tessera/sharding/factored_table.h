@@ -20,7 +20,7 @@ namespace tessera {
 class FactoredTable {
  public:
   explicit FactoredTable(const Schedule& schedule);
-  /// That of schedules that train over such a state.
+  /// The table of schedules that train over such a state.
   FactoredTable(const std::vector<ScheduleUnit>& units, const StateOptions& options,
                 bool scale_parameter);
 
@@ -42,7 +42,7 @@ class FactoredTable {
   std::int64_t numel(BufferKind kind) const;
   /// The part of a flat parameter in a buffer of these kinds: elements [begin, begin + numel).
   Range part(BufferKind kind, const Entry& entry) const;
-  /// The same, of its sums of squared elements.
+  /// The part of its sums of squared elements, in the buffer of squares.
   Range parameter_part(const Entry& entry) const;
 
  private:

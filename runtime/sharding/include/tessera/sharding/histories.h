@@ -46,6 +46,10 @@ struct Fp8History {
   bool operator==(const Fp8History&) const = default;
 };
 
+/// A sentence for the user that names a tensor in whose history a number was infinite: its codes
+/// were the largest ones, so that the gradient norm does not tell. "": there is none.
+std::string note_of_infinities(const std::vector<Fp8History>& histories);
+
 /// Whether a pass takes the largest magnitudes of its layer's tensors: not one that only uses what
 /// another pass has rounded.
 bool takes_maxima(const Action& action);

@@ -274,7 +274,7 @@ struct ScheduleFlat {
   std::int64_t numel = 0;          ///< padded
   std::int64_t decoded_numel = 0;  ///< of a quantised one: elements that layers read
   int matrices = 0;                ///< that layers can read in E4M3; 0: they read the elements
-  /// Of one that is trained with a factored optimizer: see FactoredCounts.
+  /// See FactoredCounts; 0 unless a factored optimizer trains it.
   std::int64_t factored_numbers = 0;
   int factored_matrices = 0;
   std::vector<GradientPart> parts{};  ///< of a trainable one

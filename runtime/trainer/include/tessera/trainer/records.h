@@ -70,8 +70,8 @@ struct SaveRecord {
   /// For which steps waited; 0: a step copied the state beside its work.
   double waited_seconds = 0.0;
   double seconds = 0.0;  ///< from the beginning until it was known to be durable
-  /// Why an older checkpoint is still there that should be gone, in a sentence; "" if all went
-  /// well.
+  /// Why an older checkpoint is still there that should be gone, or what is wrong with what was
+  /// saved, in a sentence; "" if all went well.
   std::string note{};
 };
 
