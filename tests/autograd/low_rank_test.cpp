@@ -233,8 +233,8 @@ void expect_same_numbers(const Outcome& actual, const Outcome& expected) {
   }
 }
 
-// Of each product: h and the sum, db, dh, da and dx, and two scalings; beside those of the layer:
-// its own and its dx.
+// A product has h and the sum, db, dh, da and dx, and two scalings; the layer has its own GEMM and
+// its dx.
 TEST_F(LowRankProducts, ShareGemmsWhereTheirMatricesAreNeighbours) {
   for (const bool accumulates : {false, true}) {
     SCOPED_TRACE(accumulates ? "a second micro-step" : "the first micro-step");

@@ -85,7 +85,7 @@ using From = std::tuple<std::string, DType>;
 
 class ResumeMatrix : public testing::TestWithParam<From> {
  protected:
-  /// As many samples per step as both numbers of ranks divide.
+  /// Both numbers of ranks divide the samples of a step.
   static Variant variant(const std::string& strategy, int ranks, int samples, DType precision) {
     return {.strategy = strategy,
             .ranks = ranks,
@@ -271,7 +271,7 @@ struct WatchedTokens : RandomTokens {
   mutable bool watches = false;
 };
 
-/// Of another size of a step the samples go on where they were.
+/// Samples go on where they were, also with another size of a step.
 TEST(Resume, GoesOnAtTheNextSampleIfAStepHasMoreOfThem) {
   const TemporaryFolder folder;
   TrainerOptions options = options_of({});
@@ -417,7 +417,7 @@ class DamagedCheckpoints : public testing::Test {
     options.checkpoints = {.folder = folder_.path(save), .resume = from};
     return options;
   }
-  /// What planning the run notes.
+  /// The notes of planning the run.
   static std::vector<std::string> notes(const TrainerOptions& options) {
     const Model model = test::checkpointed_gpt();
     const RandomTokens data = test::checkpointed_data();

@@ -78,7 +78,7 @@ TEST_F(EvaluateCommand, TellsOfLossAndPerplexity) {
   EXPECT_NE(evaluate({"--data", data, "--format", "json", "--seed", "1"}).out, json.out);
 }
 
-/// Of examples with padding, as in training's speeds.
+/// Padding counts among positions, as in training's speeds.
 TEST_F(EvaluateCommand, TellsOfTargetsWhereNotEveryPositionHasOne) {
   const std::string data = write("held_out.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defg\"}\n");
   const ProgramResult text = evaluate({"--eval-data", data, "--tokenizer", "bytes"});

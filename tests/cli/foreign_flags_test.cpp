@@ -28,7 +28,7 @@ class ForeignFlags : public test::LaunchTest {
     return run({"launch", flag, "--", "train"}).err;
   }
 
-  /// The same for a flag that no command has, without a start of the program.
+  /// The note on a flag that no command has, without a start of the program.
   static std::string about(const std::string& flag) {
     std::vector<std::string> words{flag};
     const std::vector<std::string> notes = take_flags_without_effect(words);
@@ -48,7 +48,7 @@ class ForeignFlags : public test::LaunchTest {
     return {std::sregex_token_iterator(help.begin(), help.end(), flag), {}};
   }
 
-  /// What `plan` makes of flags, without the actions.
+  /// The answer of `plan` to flags, without the actions.
   nlohmann::json settings(std::vector<std::string> flags) const {
     flags.insert(flags.begin(), {"plan", "--no-default-config", "--format", "json"});
     const ProgramResult result = run(flags);
@@ -291,7 +291,7 @@ TEST_F(ForeignFlags, NumProcessesAreOfAllMachines) {
   EXPECT_THAT(error_of(four), HasSubstr("--nodes 2 x --processes 2 x"));
 }
 
-// As `accelerate launch` takes them: what shapes the training may stand before the command.
+// Flags that shape the training may stand before the command, as `accelerate launch` takes them.
 TEST_F(ForeignFlags, LaunchHandsOnWhatTheLaunchedCommandTakes) {
   const ProgramResult result =
       run({"launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision", "bf16",

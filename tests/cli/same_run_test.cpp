@@ -63,7 +63,7 @@ class SameRun : public test::LaunchTest {
     return two;
   }
 
-  /// What both say, in one line.
+  /// The words of both, in one line.
   static std::string disagreement(const Two& two) {
     EXPECT_EQ(two.first, 2) << two.first_says;
     EXPECT_EQ(two.second, 2) << two.second_says;

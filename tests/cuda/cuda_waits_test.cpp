@@ -10,7 +10,7 @@
 #include "tessera/core/cuda_device.h"
 #include "tessera/core/error.h"
 
-// What an emulated GPU counts in a step, and what its delays must not change.
+// Counts of an emulated GPU in a step, and results that its delays must not change.
 namespace tessera {
 namespace {
 
@@ -88,7 +88,7 @@ TEST_F(CudaWaits, RanksThatShareAGpuDoNotWaitForEachOther) {
               static_cast<double>(steps * kRanks * kLanesInTurn), (kRanks - 1) * kLanesInTurn);
 }
 
-/// What has been planned and allocated when a step first asks for its samples.
+/// Plans and allocations there are when a step first asks for its samples.
 class PlansSoFar : public test::CountingTokens {
  public:
   std::int64_t fill(std::int64_t first, std::int64_t micro_batch, TensorView inputs,

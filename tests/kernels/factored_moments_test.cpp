@@ -49,7 +49,7 @@ struct Layout {
     numbers += matrices.back().numbers();
   }
 
-  /// What of them lies in [begin, end).
+  /// The parts of them that lie in [begin, end).
   Parts parts(std::int64_t begin, std::int64_t end) const {
     Parts parts;
     for (std::size_t m = 0; m < matrices.size(); ++m) {

@@ -101,7 +101,7 @@ class TilePlaces {
     column_ = static_cast<std::uint32_t>(element - row_ * part.matrix.columns);
   }
 
-  /// Of element i of the shard: a row has at most kFactoredTerms.
+  /// The place of element i of the shard: a row has at most kFactoredTerms.
   __device__ FactoredPlace of(std::int64_t i) const {
     const std::uint32_t column = column_ + static_cast<std::uint32_t>(i - begin_);
     const std::uint32_t rows = column / columns_;
@@ -220,7 +220,7 @@ __device__ inline void add_matrix_tile(const SquareSums& a, const FactoredPart& 
     float loaded[kSquareRowsAtOnce][kColumnsPerLane];
 #pragma unroll
     for (int r = 0; r < kSquareRowsAtOnce; ++r) {
-      // Of the part; where it begins and ends inside of a row, others have elements there.
+      // A part may begin and end inside of a row, where others have elements.
       const std::int64_t begin = (row + r) * matrix.columns + first_column - part.first;
 #pragma unroll
       for (int j = 0; j < kColumnsPerLane; ++j) {
@@ -337,7 +337,7 @@ struct UpdateSquares {
   std::int64_t* words;          // (matrices, kExactSumWords)
 };
 
-/// What makes updates of the gradients of a part.
+/// Numbers that make updates of the gradients of a part.
 struct Updates {
   const float* factors;  // of the matrix; null: all 1
   float gradient_scale;
