@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <regex>
@@ -123,10 +124,25 @@ std::vector<Case> layer_cases(const Tensors& tensors, std::int64_t n, std::int64
   const auto scale = [out](std::int64_t numel) {
     return [=] { sweep(numel, [=](std::int64_t i) { out[i] *= 0.999F; }); };
   };
+  // A copy of half of the bytes that a kernel reads and writes moves as many.
+  const auto copy = [from = tensors.data(0), out](std::int64_t read, std::int64_t written) {
+    const std::int64_t moved = (read + written) / 2;
+    return [=] {
+      split(moved, [=](std::int64_t begin, std::int64_t end) {
+        std::memcpy(reinterpret_cast<char*>(out) + begin,
+                    reinterpret_cast<const char*>(from) + begin,
+                    static_cast<std::size_t>(end - begin));
+      });
+    };
+  };
   return {{"ordered_sum of 2", "ordered_sum/fp32/sources:2", two},
           {"ordered_sum of 4", "ordered_sum/fp32/sources:4", four},
           {"cast fp32 to bf16", "cast/fp32->bf16", narrow},
           {"cast bf16 to fp32", "cast/bf16->fp32", widen},
+          {"fp8_encode of fp32", "fp8_encode/fp32", copy(4 * hidden, hidden)},
+          {"fp8_encode of bf16", "fp8_encode/bf16", copy(2 * hidden, hidden)},
+          {"fp8_decode to fp32", "fp8_decode/fp32", copy(hidden, 4 * hidden)},
+          {"fp8_decode to bf16", "fp8_decode/bf16", copy(hidden, 2 * hidden)},
           {"add", "add/fp32", add},
           {"dropout", "dropout/fp32", scale(hidden)},
           {"cross_entropy", "cross_entropy/fp32", scale(rows * kVocabularyStride)}};

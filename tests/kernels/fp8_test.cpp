@@ -244,6 +244,67 @@ TYPED_TEST(Fp8Kernels, EncodeAndDecodeAreTheLoop) {
   }
 }
 
+/// Magnitudes whose scales are the largest one, small and large powers of two, and 1.
+constexpr std::array kMagnitudes{0.0F,  1e-45F, 1e-38F, 1e-30F, 3e-7F,   1.0F,
+                                 1.75F, 448.0F, 5e4F,   1e37F,  3.38e38F};
+
+// All bf16 numbers, and fp32 numbers beside those half way between codes, whatever their scale:
+// also larger ones than it is made of, as with delayed scaling.
+TEST(Fp8, EncodesEveryNumberAtEveryScaleAsTheLoop) {
+  std::vector<float> wide;
+  for (const std::uint32_t upper :
+       {0x3c80U, 0x3c90U, 0x3fc8U, 0x3b00U, 0x3b80U, 0x37c0U, 0x43e0U}) {
+    for (int step = -40; step <= 40; ++step) {
+      for (const std::uint32_t lower : {0U, 1U, 0x7fffU, 0x8000U, 0xffffU}) {
+        const std::uint32_t word = ((upper + static_cast<std::uint32_t>(step)) << 16) | lower;
+        wide.push_back(std::bit_cast<float>(word));
+        wide.push_back(-wide.back());
+      }
+    }
+  }
+  for (const Fp8Format format : kFormats) {
+    for (const float amax : kMagnitudes) {
+      SCOPED_TRACE(amax);
+      const float scale = fp8_scale(word_of(amax), format, Fp8Scales::kPowerOfTwo);
+      const auto expected = [&](const auto& x) {
+        std::vector<std::uint8_t> codes;
+        for (const auto& value : x) codes.push_back(fp8_code(as_float(value) * scale, format));
+        return codes;
+      };
+      const std::vector<std::uint8_t> of_narrow = expected(all_bfloat16()),
+                                      of_wide = expected(wide);
+      on_every_target([&] {
+        EXPECT_TRUE(same_bits(encoded(all_bfloat16(), word_of(amax), format), of_narrow));
+        EXPECT_TRUE(same_bits(encoded(wide, word_of(amax), format), of_wide));
+      });
+    }
+  }
+}
+
+TEST(Fp8, DecodesEveryCodeAtEveryScaleAsTheLoop) {
+  std::vector<std::uint8_t> codes;  // in each place of a vector
+  for (int shift = 0; shift < 32; ++shift) {
+    for (int code = 0; code < 256; ++code) codes.push_back(static_cast<std::uint8_t>(code));
+    codes.push_back(0);
+  }
+  for (const Fp8Format format : kFormats) {
+    for (const float amax : kMagnitudes) {
+      SCOPED_TRACE(amax);
+      const float reciprocal = 1.0F / fp8_scale(word_of(amax), format, Fp8Scales::kPowerOfTwo);
+      on_every_target([&] {
+        const auto y = decoded<bfloat16>(codes, word_of(amax), format);
+        for (std::size_t i = 0; i < codes.size(); ++i) {
+          const bfloat16 wanted(fp8_value(codes[i], format) * reciprocal);
+          const bool is_nan = std::isnan(as_float(wanted));
+          ASSERT_EQ(std::isnan(as_float(y[i])), is_nan) << int{codes[i]};
+          if (is_nan) continue;
+          ASSERT_EQ(y[i].bits, wanted.bits) << int{codes[i]};
+        }
+      });
+    }
+  }
+}
+
 // A saturated code would hide the overflow.
 TYPED_TEST(Fp8Kernels, EveryCodeIsNanWhereOneNumberIsNotFinite) {
   for (const float bad : {kInfinity, std::numeric_limits<float>::quiet_NaN()}) {

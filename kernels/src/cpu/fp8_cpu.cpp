@@ -4,6 +4,7 @@
 #include <hwy/foreach_target.h>
 
 #include "cpu/simd.h"
+#include "cpu/stream_store.h"
 
 #include <algorithm>
 #include <atomic>
@@ -103,11 +104,260 @@ HWY_INLINE FloatVec values_of(hn::Vec<CodeTag> codes, const Fp8Layout& layout) {
   return hn::BitCast(d, hn::Or(word, sign));
 }
 
+// Where a scale is a power of two, the upper halves of fp32 words do: twice as many of them fit a
+// vector, and a scale is added to their exponents. A lower half that is not zero sets the lowest
+// bit of the upper one, which is four bits or more below the last one of a code, so that sums are
+// rounded as if it were there. Of subnormal numbers and of sums below zero only zeros are made.
+#if HWY_TARGET != HWY_SCALAR
+
+using WordTag = hn::ScalableTag<std::uint16_t>;
+using Words = hn::Vec<WordTag>;
+using WordCodeTag = hn::Rebind<std::uint8_t, WordTag>;
+
+constexpr std::int64_t kWordBits = 7;  ///< of a fraction
+
+/// A power of two by which words are multiplied: what it adds to them.
+struct PowerOfTwo {
+  bool is = false;
+  std::int16_t added = 0;
+};
+PowerOfTwo power_of_two(float scale) {
+  const auto word = std::bit_cast<std::uint32_t>(scale);
+  const std::uint32_t exponent = word >> 23;
+  if ((word & 0x7fffffU) != 0 || exponent == 0 || exponent >= 0xffU) return {};
+  return {true, static_cast<std::int16_t>((static_cast<int>(exponent) - 127) * (1 << kWordBits))};
+}
+
+/// The upper halves of the fp32 words of a vector of elements; in the order of store_codes().
+HWY_INLINE Words words_at(const bfloat16* x) {
+  return hn::LoadU(WordTag(), reinterpret_cast<const std::uint16_t*>(x));
+}
 template <typename T>
-void encode_typed(const T* x, std::uint8_t* codes, std::int64_t n, Fp8Format format, float scale) {
+HWY_INLINE Words words_at(const T* x) {
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const auto first = hn::BitCast(d32, load(x)), last = hn::BitCast(d32, load(x + float_lanes()));
+  const auto halves = hn::Set(d32, 0xffffU);
+  const auto together = [](auto low, auto high) HWY_ATTR {
+#if HWY_TARGET == HWY_AVX2
+    return Words{_mm256_packus_epi32(low.raw, high.raw)};  // each 128 bits by themselves
+#else
+    return hn::Combine(WordTag(), hn::TruncateTo(HalfTag(), high), hn::TruncateTo(HalfTag(), low));
+#endif
+  };
+  const Words upper = together(hn::ShiftRight<16>(first), hn::ShiftRight<16>(last));
+  const Words lower = together(hn::And(first, halves), hn::And(last, halves));
+  return hn::Or(upper, hn::Min(lower, hn::Set(WordTag(), std::uint16_t{1})));
+}
+
+/// What codes of a format are made with.
+struct WordLayout {
+  constexpr explicit WordLayout(Fp8Format format)
+      : of_fp32(layout_of(format)),
+        shift(of_fp32.shift - 16),
+        rebias(static_cast<int>(of_fp32.rebias)),
+        normal(static_cast<int>(of_fp32.normal >> 16)),
+        largest(static_cast<int>(of_fp32.largest >> 16)),
+        smallest(static_cast<int>(std::bit_cast<std::uint32_t>(of_fp32.smallest) >> 16)),
+        zeros((smallest >> kWordBits) - 2),
+        infinity(static_cast<int>(of_fp32.infinity)) {}
+
+  Fp8Layout of_fp32;
+  int shift, rebias, normal, largest, smallest;
+  int zeros;  ///< the exponent of half of the smallest number, which is rounded to zero as all
+              ///< below
+  int infinity;
+};
+
+HWY_INLINE Words set_words(int value) {
+  return hn::Set(WordTag(), static_cast<std::uint16_t>(value));
+}
+/// Of words that are no larger than 0x7fff.
+HWY_INLINE auto is_less(Words a, Words b) {
+  const hn::RebindToSigned<WordTag> di;
+  return hn::RebindMask(WordTag(), hn::Lt(hn::BitCast(di, a), hn::BitCast(di, b)));
+}
+
+/// table[index], which has the entries' bytes, index below 16.
+HWY_INLINE Words looked_up(const std::uint8_t (&table)[16], Words index) {
+  const hn::Repartition<std::uint8_t, WordTag> d8;
+  return hn::BitCast(WordTag(),
+                     hn::TableLookupBytes(hn::LoadDup128(d8, table), hn::BitCast(d8, index)));
+}
+
+/// |words| multiplied, at most the largest number.
+template <Fp8Format kFormat>
+HWY_INLINE Words scaled_magnitudes(Words any, PowerOfTwo scale) {
+  constexpr WordLayout kLayout(kFormat);
+  const WordTag d;
+  const hn::RebindToSigned<WordTag> di;
+  const auto scaled = hn::SaturatedAdd(hn::BitCast(di, any), hn::Set(di, scale.added));
+  return hn::Min(hn::BitCast(d, hn::Max(scaled, hn::Zero(di))), set_words(kLayout.largest));
+}
+
+/// Of magnitudes that are normal or zero.
+template <Fp8Format kFormat>
+HWY_INLINE Words normal_codes(Words magnitude) {
+  constexpr WordLayout kLayout(kFormat);
+  const auto even = hn::And(hn::ShiftRight<kLayout.shift>(magnitude), set_words(1));
+  const auto half_way = set_words((1 << (kLayout.shift - 1)) - 1);
+  const auto rounded = hn::ShiftRight<kLayout.shift>(hn::Add(hn::Add(magnitude, half_way), even));
+  return hn::SaturatedSub(rounded, set_words(kLayout.rebias));
+}
+
+HWY_INLINE Words with_signs(Words code, Words word) {
+  return hn::Or(code, hn::And(hn::ShiftRight<8>(word), set_words(0x80)));
+}
+
+/// fp8_code() of a vector of words that are multiplied first, without signs.
+template <Fp8Format kFormat>
+Words codes_of_any_words(Words word, PowerOfTwo scale) {
+  constexpr WordLayout kLayout(kFormat);
+  const auto any = hn::And(word, set_words(0x7fff));
+  const auto magnitude = hn::IfThenElse(hn::Eq(any, set_words(0x7f80)), set_words(kLayout.largest),
+                                        scaled_magnitudes<kFormat>(any, scale));
+  // Multiples of the smallest number, with eight bits behind the point.
+  alignas(16) static constexpr std::uint8_t kPowers[16] = {0, 1, 2, 4, 8};
+  const auto exponent = hn::ShiftRight<kWordBits>(magnitude);
+  const auto power = hn::Min(hn::SaturatedSub(exponent, set_words(kLayout.zeros)), set_words(15));
+  const auto fraction = hn::Or(hn::And(magnitude, set_words(0x7f)), set_words(0x80));
+  const auto multiple = hn::Mul(fraction, looked_up(kPowers, power));
+  const auto odd = hn::And(hn::ShiftRight<8>(multiple), set_words(1));
+  const auto subnormal = hn::ShiftRight<8>(hn::Add(hn::Add(multiple, set_words(127)), odd));
+  const auto code = hn::IfThenElse(is_less(magnitude, set_words(kLayout.normal)), subnormal,
+                                   normal_codes<kFormat>(magnitude));
+  return hn::IfThenElse(is_less(set_words(0x7f80), any), set_words(0x7f), code);
+}
+
+/// Stores the codes, without signs, of two vectors of words of T, with the words' signs.
+template <typename T>
+HWY_INLINE void store_codes(Words low, Words high, Words low_signs, Words high_signs,
+                            std::uint8_t* codes) {
+#if HWY_TARGET == HWY_AVX2
+  const auto signs =
+      _mm256_and_si256(_mm256_packs_epi16(low_signs.raw, high_signs.raw), _mm256_set1_epi8(-128));
+  const auto packed = _mm256_or_si256(_mm256_packus_epi16(low.raw, high.raw), signs);
+  // Packing has put the halves of vectors beside each other, of wider elements twice.
+  const auto in_order =
+      std::is_same_v<T, bfloat16>
+          ? _mm256_permute4x64_epi64(packed, 0xd8)
+          : _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), in_order);
+#else
+  const WordCodeTag d;
+  hn::StoreU(hn::TruncateTo(d, with_signs(low, low_signs)), d, codes);
+  hn::StoreU(hn::TruncateTo(d, with_signs(high, high_signs)), d, codes + hn::Lanes(d));
+#endif
+}
+
+/// The codes of two vectors; faster where all are finite, and their codes normal or zero.
+template <Fp8Format kFormat, typename T>
+HWY_INLINE void encode_two(Words low, Words high, PowerOfTwo scale, std::uint8_t* codes) {
+  constexpr WordLayout kLayout(kFormat);
+  constexpr int kFirst = (kLayout.zeros + 1) << kWordBits;  // that is no zero, unless it is a tie
+  const auto any_low = hn::And(low, set_words(0x7fff)), any_high = hn::And(high, set_words(0x7fff));
+  const auto of_low = scaled_magnitudes<kFormat>(any_low, scale);
+  const auto of_high = scaled_magnitudes<kFormat>(any_high, scale);
+  const auto is_subnormal = [](Words magnitude) HWY_ATTR {
+    const auto beyond = hn::Sub(magnitude, set_words(kFirst));
+    return hn::Eq(beyond, hn::Min(beyond, set_words(kLayout.normal - kFirst - 1)));
+  };
+  const auto is_infinite = is_less(set_words(0x7f7f), hn::Max(any_low, any_high));
+  const auto is_special = hn::Or(hn::Or(is_subnormal(of_low), is_subnormal(of_high)), is_infinite);
+  if (HWY_UNLIKELY(!hn::AllFalse(WordTag(), is_special))) {
+    const auto numbers = [](Words any) HWY_ATTR {  // NaN has the code without a sign
+      return hn::IfThenZeroElse(is_less(set_words(0x7f80), hn::And(any, set_words(0x7fff))), any);
+    };
+    store_codes<T>(codes_of_any_words<kFormat>(low, scale),
+                   codes_of_any_words<kFormat>(high, scale), numbers(low), numbers(high), codes);
+  } else {
+    store_codes<T>(normal_codes<kFormat>(of_low), normal_codes<kFormat>(of_high), low, high, codes);
+  }
+}
+
+/// fp8_value() of a vector, multiplied, as bf16.
+template <Fp8Format kFormat>
+HWY_INLINE Words words_of_codes(hn::Vec<WordCodeTag> codes, PowerOfTwo reciprocal) {
+  constexpr WordLayout kLayout(kFormat);
+  const auto code = hn::PromoteTo(WordTag(), codes);
+  const auto magnitude = hn::And(code, set_words(0x7f));
+  const auto normal =
+      hn::Min(hn::Add(hn::ShiftLeft<kLayout.shift>(magnitude),
+                      set_words((kLayout.rebias << kLayout.shift) + reciprocal.added)),
+              set_words(0x7f80));
+  // 1 to 7 times the smallest number: how far their words are behind the smallest one's, / 32.
+  alignas(16) static constexpr std::uint8_t kBehind[16] = {0, 0, 4, 6, 8, 9, 10, 11};
+  const auto behind = looked_up(kBehind, hn::Min(magnitude, set_words(15)));
+  const auto subnormal = hn::IfThenZeroElse(
+      hn::Eq(magnitude, set_words(0)),
+      hn::Add(hn::ShiftLeft<5>(behind), set_words(kLayout.smallest + reciprocal.added)));
+  constexpr int kFirstNormal = 1 << (kWordBits - kLayout.shift);
+  auto word = hn::IfThenElse(is_less(magnitude, set_words(kFirstNormal)), subnormal, normal);
+  constexpr int kInfinite = kFormat == Fp8Format::kE5M2 ? 0x7f80 : 0x7fc0;
+  const auto infinity = set_words(kLayout.infinity);
+  word = hn::IfThenElse(hn::Eq(magnitude, infinity), set_words(kInfinite), word);
+  word = hn::IfThenElse(is_less(infinity, magnitude), set_words(0x7fc0), word);
+  return hn::Or(word, hn::ShiftLeft<8>(hn::And(code, set_words(0x80))));
+}
+
+template <Fp8Format kFormat, typename T>
+std::int64_t encode_words_of(const T* x, std::uint8_t* codes, std::int64_t n, PowerOfTwo power) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(WordTag()));
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    encode_two<kFormat, T>(words_at(x + i), words_at(x + i + lanes), power, codes + i);
+  }
+  return i;
+}
+
+/// Encodes whole vectors; gives how many elements.
+template <typename T>
+std::int64_t encode_words(const T* x, std::uint8_t* codes, std::int64_t n, Fp8Format format,
+                          float scale) {
+  const PowerOfTwo power = power_of_two(scale);
+  if (!power.is) return 0;
+  return format == Fp8Format::kE4M3 ? encode_words_of<Fp8Format::kE4M3>(x, codes, n, power)
+                                    : encode_words_of<Fp8Format::kE5M2>(x, codes, n, power);
+}
+
+template <Fp8Format kFormat>
+std::int64_t decode_words_of(const std::uint8_t* codes, bfloat16* y, std::int64_t n,
+                             PowerOfTwo power) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(WordTag()));
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const Words made = words_of_codes<kFormat>(hn::LoadU(WordCodeTag(), codes + i), power);
+    hn::StoreU(made, WordTag(), reinterpret_cast<std::uint16_t*>(y + i));
+  }
+  return i;
+}
+
+/// Decodes whole vectors to bf16; gives how many elements.
+std::int64_t decode_words(const std::uint8_t* codes, bfloat16* y, std::int64_t n, Fp8Format format,
+                          float reciprocal) {
+  const PowerOfTwo power = power_of_two(reciprocal);
+  if (!power.is) return 0;
+  return format == Fp8Format::kE4M3 ? decode_words_of<Fp8Format::kE4M3>(codes, y, n, power)
+                                    : decode_words_of<Fp8Format::kE5M2>(codes, y, n, power);
+}
+
+#else
+
+template <typename T>
+std::int64_t encode_words(const T*, std::uint8_t*, std::int64_t, Fp8Format, float) {
+  return 0;
+}
+std::int64_t decode_words(const std::uint8_t*, bfloat16*, std::int64_t, Fp8Format, float) {
+  return 0;
+}
+
+#endif  // HWY_TARGET != HWY_SCALAR
+
+template <typename T>
+HWY_NOINLINE void encode_typed(const T* x, std::uint8_t* codes, std::int64_t n, Fp8Format format,
+                               float scale) {
   const Fp8Layout layout = layout_of(format);
   const auto factor = splat(scale);
-  std::int64_t i = 0;
+  std::int64_t i = encode_words(x, codes, n, format, scale);
   for (; i + float_lanes() <= n; i += float_lanes()) {
     hn::StoreU(codes_of(hn::Mul(load(x + i), factor), layout), CodeTag(), codes + i);
   }
@@ -115,11 +365,12 @@ void encode_typed(const T* x, std::uint8_t* codes, std::int64_t n, Fp8Format for
 }
 
 template <typename T>
-void decode_typed(const std::uint8_t* codes, T* y, std::int64_t n, Fp8Format format,
-                  float reciprocal) {
+HWY_NOINLINE void decode_typed(const std::uint8_t* codes, T* y, std::int64_t n, Fp8Format format,
+                               float reciprocal) {
   const Fp8Layout layout = layout_of(format);
   const auto factor = splat(reciprocal);
   std::int64_t i = 0;
+  if constexpr (std::is_same_v<T, bfloat16>) i = decode_words(codes, y, n, format, reciprocal);
   for (; i + float_lanes() <= n; i += float_lanes()) {
     store(hn::Mul(values_of(hn::LoadU(CodeTag(), codes + i), layout), factor), y + i);
   }
@@ -136,16 +387,20 @@ std::uint32_t amax_range(const AmaxArgs& args, std::int64_t begin, std::int64_t 
 
 void encode_range(const Fp8EncodeArgs& args, float scale, std::int64_t begin, std::int64_t end) {
   with_float_type(args.x.dtype, [&]<typename T>(T) HWY_ATTR {
-    encode_typed(args.x.as<T>() + begin, args.codes.as<std::uint8_t>() + begin, end - begin,
-                 args.format, scale);
+    const T* const x = args.x.as<T>() + begin;
+    write_streaming(args.codes.as<std::uint8_t>() + begin, end - begin, args.codes.bytes(),
+                    [&](std::uint8_t* out, std::int64_t i, std::int64_t count)
+                        HWY_ATTR { encode_typed(x + i, out, count, args.format, scale); });
   });
 }
 
 void decode_range(const Fp8DecodeArgs& args, float reciprocal, std::int64_t begin,
                   std::int64_t end) {
   with_float_type(args.y.dtype, [&]<typename T>(T) HWY_ATTR {
-    decode_typed(args.codes.as<std::uint8_t>() + begin, args.y.as<T>() + begin, end - begin,
-                 args.format, reciprocal);
+    const std::uint8_t* const codes = args.codes.as<std::uint8_t>() + begin;
+    write_streaming(args.y.as<T>() + begin, end - begin, args.y.bytes(),
+                    [&](T* out, std::int64_t i, std::int64_t count)
+                        HWY_ATTR { decode_typed(codes + i, out, count, args.format, reciprocal); });
   });
 }
 
