@@ -207,6 +207,23 @@ TEST(FactoredOptimizerPlan, RefusesWhatIsNotOnTheDevice) {
   }
 }
 
+TEST(FactoredOptimizerPlan, RefusesMatricesWhoseSumsWouldNotFit) {
+  const SmallRun run = small_run(DType::kFloat32);
+  GptConfig config = small_gpt(0.0F, run.family);
+  config.vocab_size = 262208;  // Gemma 3's
+  Model model = make_gpt(config);
+  EXPECT_NO_THROW(plan(layout_of(run, model), plan_options(run)));
+  config.vocab_size = kFactoredTerms + 1;
+  model = make_gpt(config);
+  try {
+    plan(layout_of(run, model), plan_options(run));
+    ADD_FAILURE() << "was planned";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig);
+    EXPECT_THAT(error.what(), HasSubstr("has 524288 rows"));
+  }
+}
+
 class FactoredRefusals : public testing::Test {
  protected:
   static Schedule good() {

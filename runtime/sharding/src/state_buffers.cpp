@@ -93,6 +93,19 @@ std::vector<bool> last_trained_units(const std::vector<ScheduleUnit>& units, dou
                     [](const ScheduleUnit& unit) { return unit.numel(true) > 0; });
 }
 
+/// Sums of squares of larger matrices would not fit their words.
+void check_factored(const FlatParameter& flat) {
+  for (const PlacedMatrix& placed : factored_matrices(flat)) {
+    const std::int64_t rows = placed.matrix.rows, columns = placed.matrix.columns;
+    require(placed.matrix.is_vector() || std::max(rows, columns) <= kFactoredTerms,
+            ErrorCode::kConfig, flat.tensors[static_cast<std::size_t>(placed.tensor)].spec.name,
+            " has ", rows, " rows and ", columns,
+            " columns, and an optimizer that keeps moments by row and column (adafactor) takes "
+            "at most ",
+            kFactoredTerms, " of each; freeze it, or use another optimizer");
+  }
+}
+
 std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateOptions& options) {
   const DType parameter_dtype = options.parameter_dtype;
   const bool factored = is_factored(options.optimizer_tensors);
@@ -108,6 +121,7 @@ std::vector<ScheduleUnit> schedule_units(const ModelLayout& layout, const StateO
            .decoded_numel = flat.decoded_numel,
            .matrices = flat.fp8 ? static_cast<int>(flat.tensors.size()) : 0});
       if (!factored || !flat.trainable || unit.mirrors >= 0) continue;
+      check_factored(flat);
       ScheduleFlat& out = units.back().flats.back();
       for (const FlatTensor& tensor : flat.tensors) {
         const FactoredCounts counts = factored_counts(tensor.spec);

@@ -65,7 +65,7 @@ struct FactoredPart {
 inline constexpr int kFactoredWords = 2;
 inline constexpr int kFactoredHighBits = 60, kFactoredLowBits = 44;
 /// Most elements of a row, and of a column: their low words fit an int64.
-inline constexpr std::int64_t kFactoredTerms = std::int64_t{1} << 18;
+inline constexpr std::int64_t kFactoredTerms = (std::int64_t{1} << 19) - 1;
 
 /// By place in Optimizer::make_scalars of an optimizer that is_factored(); see adafactor.h.
 enum class FactoredScalar : std::uint8_t {
