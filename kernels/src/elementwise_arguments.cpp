@@ -1,6 +1,7 @@
 #include "elementwise_arguments.h"
 
 #include "documents_argument.h"
+#include "fp8_arguments.h"
 #include "random_key_argument.h"
 #include "tessera/core/error.h"
 
@@ -109,10 +110,14 @@ void check_embedding(const char* kernel, const TensorView& tokens, const TensorV
 
 }  // namespace
 
-void check_arguments(const GeluForwardArgs& args) { check_forward("gelu_forward", args.x, args.y); }
+void check_arguments(const GeluForwardArgs& args) {
+  check_forward("gelu_forward", args.x, args.y);
+  if (args.amax) check_amax("gelu_forward", args.amax);
+}
 
 void check_arguments(const GeluBackwardArgs& args) {
   check_backward("gelu_backward", "x", args.x, args.dy, args.dx);
+  if (args.amax) check_amax("gelu_backward", args.amax);
 }
 
 void check_arguments(const SiluForwardArgs& args) { check_forward("silu_forward", args.x, args.y); }
@@ -153,11 +158,13 @@ void check_arguments(const MeanRowsBackwardArgs& args) {
 
 void check_arguments(const SwigluForwardArgs& args) {
   check_gated("swiglu_forward", args.x, "y", args.y);
+  if (args.amax) check_amax("swiglu_forward", args.amax);
 }
 
 void check_arguments(const SwigluBackwardArgs& args) {
   check_gated("swiglu_backward", args.x, "dy", args.dy);
   check_like("swiglu_backward", "x", args.x, "dx", args.dx);
+  if (args.amax) check_amax("swiglu_backward", args.amax);
 }
 
 void check_arguments(const SoftCapArgs& args) {

@@ -11,11 +11,6 @@ void check_numbers(const char* kernel, const char* name, const TensorView& view)
           ", expected contiguous elements of fp32, bf16 or fp16");
 }
 
-void check_amax(const char* kernel, const TensorView& amax) {
-  require(amax.numel() == 1 && amax.dtype == DType::kInt32, ErrorCode::kInvalidArgument, kernel,
-          ": amax is ", amax.shape, " of ", to_string(amax.dtype), ", expected one int32");
-}
-
 void check_codes(const char* kernel, const TensorView& codes, std::int64_t n) {
   require(codes.numel() == n && codes.is_contiguous() && codes.dtype == DType::kUInt8,
           ErrorCode::kInvalidArgument, kernel, ": codes is ", codes.shape, " of ",
@@ -37,6 +32,11 @@ bool is_of_words(const TensorView& view) {
 }
 
 }  // namespace
+
+void check_amax(const char* kernel, const TensorView& amax) {
+  require(amax.numel() == 1 && amax.dtype == DType::kInt32, ErrorCode::kInvalidArgument, kernel,
+          ": amax is ", amax.shape, " of ", to_string(amax.dtype), ", expected one int32");
+}
 
 void check_arguments(const AmaxArgs& args) {
   check_numbers("amax", "x", args.x);

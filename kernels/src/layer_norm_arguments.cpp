@@ -1,5 +1,6 @@
 #include "layer_norm_arguments.h"
 
+#include "fp8_arguments.h"
 #include "tessera/core/error.h"
 
 namespace tessera {
@@ -42,6 +43,7 @@ LayerNormSizes check_layer_norm(const LayerNormForwardArgs& args) {
     check(args.residual, "residual", rows * width, dtype);
     check(args.sum, "sum", rows * width, dtype);
   }
+  if (args.amax) check_amax("layer_norm", args.amax);
   return {rows, width};
 }
 
@@ -60,6 +62,8 @@ LayerNormSizes check_layer_norm(const LayerNormBackwardArgs& args) {
           "layer_norm: with a mean give both dgamma and dbeta, or none; without it no dbeta");
   if (args.dgamma) check_parameter_gradient(args.dgamma, "dgamma", width);
   if (args.dbeta) check_parameter_gradient(args.dbeta, "dbeta", width);
+  if (args.dx_sums) check(args.dx_sums, "dx_sums", width, DType::kFloat32);
+  if (args.amax) check_amax("layer_norm", args.amax);
   return {rows, width};
 }
 

@@ -406,5 +406,101 @@ TEST_F(Fp8Linear, MakesAnMlpOfThreeOperations) {
   EXPECT_EQ(outcome(true, true), expected);
 }
 
+int amax_calls = 0;
+
+/// Kernels that count passes which look for a magnitude.
+const KernelTable& counting_kernels() {
+  static const KernelTable table = [] {
+    KernelTable counting = cpu_kernels();
+    counting.amax = [](const AmaxArgs& args, Stream& stream) {
+      ++amax_calls;
+      cpu_kernels().amax(args, stream);
+    };
+    return counting;
+  }();
+  return table;
+}
+
+// A norm, the activation between two layers and their gradients leave the magnitudes of what they
+// write; other operands are looked through.
+TEST_F(Fp8Linear, TakesMagnitudesThatKernelsHaveLeft) {
+  enum Activation { kGelu, kSwiglu };
+  struct Outcome {
+    std::vector<Floats> all;
+    int passes = 0;
+  };
+  const auto outcome = [&](Activation activation, bool leaves, bool selective, bool splits) {
+    Outcome result;
+    amax_calls = 0;
+    run_on(*stream_, [&] {
+      const std::int64_t inner = activation == kSwiglu ? 24 : 48;
+      const Tensor w1 = bf16({48, 16}, random_floats(768, 1)),
+                   w2 = bf16({16, inner}, random_floats(16 * inner, 2));
+      const Tensor w0 = bf16({16, 16}, random_floats(256, 5)), dw0 = gradient(w0.shape());
+      const Tensor dw1 = gradient({48, 16}), dw2 = gradient(w2.shape());
+      Parameter before{.value = w0, .gradient = dw0, .fp8 = kAll};
+      const Tensor gain = bf16({16}, Floats(16, 1.5F)), d_gain = gradient({16});
+      Parameter first{.value = w1, .gradient = dw1, .fp8 = kAll};
+      Parameter second{.value = w2, .gradient = dw2, .fp8 = kAll};
+      Parameter gamma{.value = gain, .gradient = d_gain};
+      Tape tape(
+          memory_, *stream_, {},
+          {.selective = selective, .leaves_magnitudes = leaves, .kernels = &counting_kernels()});
+      Value x = tape.input(bf16({8, 16}, random_floats(128, 3)), true);
+      Value sum = ops::linear(tape, x, before, nullptr, &x);
+      Value y = ops::rms_norm(tape, sum, gamma, 1e-5F);
+      y = ops::linear(tape, y, first, nullptr);
+      y = activation == kGelu ? ops::gelu(tape, std::move(y)) : ops::swiglu(tape, std::move(y));
+      y = ops::linear(tape, y, second, nullptr, &sum);
+      result.all.push_back(to_floats(y.tensor));
+      Tensor dy = bf16({8, 16}, random_floats(128, 4));
+      x = sum = {};
+      y.tensor = {};
+      const Tensor dx =
+          splits ? tape.backward_input(y, std::move(dy)) : tape.backward(y, std::move(dy));
+      if (splits) tape.backward_weights();
+      for (const Tensor& tensor : {dx, dw0, dw1, dw2, d_gain})
+        result.all.push_back(to_floats(tensor));
+    });
+    EXPECT_EQ(activations(), 0);
+    result.passes = amax_calls;
+    return result;
+  };
+  for (const Activation activation : {kGelu, kSwiglu}) {
+    for (const bool selective : {false, true}) {
+      for (const bool splits : {false, true}) {
+        SCOPED_TRACE(testing::Message() << activation << selective << splits);
+        const Outcome plain = outcome(activation, false, selective, splits);
+        const Outcome left = outcome(activation, true, selective, splits);
+        EXPECT_EQ(left.all, plain.all);
+        // Two operands of forward and two gradients. What is dropped and computed again is looked
+        // through twice otherwise, and so are gradients in a backward of two parts.
+        EXPECT_EQ(plain.passes - left.passes, 4 + (selective ? 1 : 0) + (splits ? 2 : 0));
+      }
+    }
+  }
+}
+
+// A gradient that two operations hand on is not what either of them has left the magnitude of.
+TEST_F(Fp8Linear, LooksThroughGradientsThatAreSums) {
+  std::vector<Floats> all[2];
+  for (const bool leaves : {false, true}) {
+    run_on(*stream_, [&] {
+      const Tensor w = bf16({16, 16}, random_floats(256, 1)), dw = gradient({16, 16});
+      Parameter weight{.value = w, .gradient = dw, .fp8 = kAll};
+      Tape tape(memory_, *stream_, {},
+                {.leaves_magnitudes = leaves, .kernels = &counting_kernels()});
+      const Value x = tape.input(bf16({8, 16}, random_floats(128, 3)), true);
+      const Value y = ops::linear(tape, x, weight, nullptr);
+      const Value sum = ops::add(tape, ops::gelu(tape, y), ops::gelu(tape, y));
+      amax_calls = 0;
+      const Tensor dx = tape.backward(sum, bf16({8, 16}, random_floats(128, 4)));
+      EXPECT_EQ(amax_calls, 2);  // of dy and of the weight
+      for (const Tensor& tensor : {dx, dw}) all[leaves ? 1 : 0].push_back(to_floats(tensor));
+    });
+  }
+  EXPECT_EQ(all[0], all[1]);
+}
+
 }  // namespace
 }  // namespace tessera::fp8_linear_test

@@ -121,22 +121,24 @@ void run(const Range& range, const TensorView& first, const Views&... others) {
 
 }  // namespace
 
-void gelu_forward(const GeluForwardArgs& args, Stream&) {
+void gelu_forward(const GeluForwardArgs& args, Stream& stream) {
   check_arguments(args);
   if (args.form == GeluForm::kErf) {
     run(HWY_DYNAMIC_DISPATCH(erf_gelu_forward_range), args.x, args.y);
   } else {
     run(HWY_DYNAMIC_DISPATCH(gelu_forward_range), args.x, args.y);
   }
+  if (args.amax) amax({.x = args.y, .amax = args.amax}, stream);
 }
 
-void gelu_backward(const GeluBackwardArgs& args, Stream&) {
+void gelu_backward(const GeluBackwardArgs& args, Stream& stream) {
   check_arguments(args);
   if (args.form == GeluForm::kErf) {
     run(HWY_DYNAMIC_DISPATCH(erf_gelu_backward_range), args.x, args.dy, args.dx);
   } else {
     run(HWY_DYNAMIC_DISPATCH(gelu_backward_range), args.x, args.dy, args.dx);
   }
+  if (args.amax) amax({.x = args.dx, .amax = args.amax}, stream);
 }
 
 void silu_forward(const SiluForwardArgs& args, Stream&) {

@@ -206,14 +206,15 @@ HWY_EXPORT(backward_rows);
 
 }  // namespace
 
-void layer_norm_forward(const LayerNormForwardArgs& args, Stream&) {
+void layer_norm_forward(const LayerNormForwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
   parallel_for(sizes.rows, RowBlocks::kMinRows, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(forward_rows)(args, begin, end, sizes.width);
   });
+  if (args.amax) amax({.x = args.y, .amax = args.amax}, stream);
 }
 
-void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
+void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
   const std::int64_t width = sizes.width;
   const RowBlocks blocks(sizes.rows);
@@ -225,6 +226,10 @@ void layer_norm_backward(const LayerNormBackwardArgs& args, Stream&) {
       (args, blocks.begin(b), blocks.end(b), width, sums, sums + width);
     }
   });
+  if (args.amax) amax({.x = args.dx, .amax = args.amax}, stream);
+  if (args.dx_sums) {
+    bias_gradient({.dy = args.dx.reshape({sizes.rows, width}), .db = args.dx_sums}, stream);
+  }
   if (!args.dgamma) return;
   const bool accumulate = args.accumulate_parameters;
   combine_blocks(partials.data(), blocks.count(), 2 * width, args.dgamma, accumulate);

@@ -86,20 +86,22 @@ std::int64_t rows_per_thread(std::int64_t width) {
 
 }  // namespace
 
-void swiglu_forward(const SwigluForwardArgs& args, Stream&) {
+void swiglu_forward(const SwigluForwardArgs& args, Stream& stream) {
   check_arguments(args);
   const std::int64_t least = rows_per_thread(args.y.shape[1]);
   parallel_for(args.y.shape[0], least, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_forward_rows)(args, begin, end);
   });
+  if (args.amax) amax({.x = args.y, .amax = args.amax}, stream);
 }
 
-void swiglu_backward(const SwigluBackwardArgs& args, Stream&) {
+void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream) {
   check_arguments(args);
   const std::int64_t least = rows_per_thread(args.dy.shape[1]);
   parallel_for(args.dy.shape[0], least, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(swiglu_backward_rows)(args, begin, end);
   });
+  if (args.amax) amax({.x = args.dx, .amax = args.amax}, stream);
 }
 
 }  // namespace tessera::cpu

@@ -1,5 +1,5 @@
 #include "cuda/cuda_kernels.h"
-#include "cuda/elementwise_cuda.h"
+#include "cuda/magnitude_cuda.h"
 #include "cuda/smooth_activations_cuda.h"
 #include "cuda/soft_cap_cuda.h"
 #include "elementwise_arguments.h"
@@ -7,7 +7,8 @@
 // GELU, SiLU and tanh (smooth_activations_cuda.h), ReLU, and a soft cap. Each but the last is a
 // function of one element and its backward, of what forward has saved and of dy; Forward and
 // Backward apply them.
-// Bytes: forward reads x and writes y, backward reads what was saved and dy and writes dx.
+// Bytes: forward reads x and writes y, backward reads what was saved and dy and writes dx. Of bf16
+// in groups GELU leaves the largest magnitude on its way.
 
 namespace tessera::cuda {
 namespace {
@@ -28,10 +29,11 @@ struct Forward {
     return load_pack<kSize>(x + i);
   }
   template <int kSize>
-  __device__ void store(std::int64_t i, Pack<T, kSize> group) const {
+  __device__ std::uint32_t store(std::int64_t i, Pack<T, kSize> group) const {
 #pragma unroll
     for (T& value : group.v) value = simt::from_float<T>(Function::forward(simt::to_float(value)));
     store_pack(y + i, group);
+    return largest_word(group.v);
   }
 };
 
@@ -50,13 +52,14 @@ struct Backward {
     return {load_pack<kSize>(saved + i), load_pack<kSize>(dy + i)};
   }
   template <int kSize>
-  __device__ void store(std::int64_t i, Group<kSize> group) const {
+  __device__ std::uint32_t store(std::int64_t i, Group<kSize> group) const {
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
       group.dy.v[e] = simt::from_float<T>(
           Function::backward(simt::to_float(group.saved.v[e]), simt::to_float(group.dy.v[e])));
     }
     store_pack(dx + i, group.dy);
+    return largest_word(group.dy.v);
   }
 };
 
@@ -78,25 +81,36 @@ struct SoftCapForward {
   }
 };
 
-template <typename Function>
-void launch_forward(const char* name, const TensorView& x, const TensorView& y, Stream& stream) {
+/// kMagnitude: the largest magnitude of what is written goes to `amax`, unless that is empty.
+template <typename Function, bool kMagnitude = false>
+void launch_forward(const char* name, const TensorView& x, const TensorView& y, Stream& stream,
+                    const TensorView& amax = {}) {
   with_element_type(name, x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kSize = kGroupOf<T>;
     const Forward<Function, T> op{device_data<T>(x), device_data<T>(y)};
-    launch_elementwise<kSize>(op, x.numel(), groups_aligned<kSize>(op.x, op.y), stream);
+    const bool grouped = groups_aligned<kSize>(op.x, op.y);
+    if constexpr (kMagnitude) {
+      launch_with_magnitude<kSize, T>(op, x.numel(), grouped, y, amax, stream);
+    } else {
+      launch_elementwise<kSize>(op, x.numel(), grouped, stream);
+    }
   });
 }
 
-template <typename Function>
+template <typename Function, bool kMagnitude = false>
 void launch_backward(const char* name, const TensorView& saved, const TensorView& dy,
-                     const TensorView& dx, Stream& stream) {
+                     const TensorView& dx, Stream& stream, const TensorView& amax = {}) {
   with_element_type(name, saved.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int kSize = kGroupOf<T>;
     const Backward<Function, T> op{device_data<T>(saved), device_data<T>(dy), device_data<T>(dx)};
-    launch_elementwise<kSize>(op, saved.numel(), groups_aligned<kSize>(op.saved, op.dy, op.dx),
-                              stream);
+    const bool grouped = groups_aligned<kSize>(op.saved, op.dy, op.dx);
+    if constexpr (kMagnitude) {
+      launch_with_magnitude<kSize, T>(op, saved.numel(), grouped, dx, amax, stream);
+    } else {
+      launch_elementwise<kSize>(op, saved.numel(), grouped, stream);
+    }
   });
 }
 
@@ -105,18 +119,18 @@ void launch_backward(const char* name, const TensorView& saved, const TensorView
 void gelu_forward(const GeluForwardArgs& args, Stream& stream) {
   check_arguments(args);
   if (args.form == GeluForm::kErf) {
-    launch_forward<ErfGelu>("gelu_forward", args.x, args.y, stream);
+    launch_forward<ErfGelu, true>("gelu_forward", args.x, args.y, stream, args.amax);
   } else {
-    launch_forward<Gelu>("gelu_forward", args.x, args.y, stream);
+    launch_forward<Gelu, true>("gelu_forward", args.x, args.y, stream, args.amax);
   }
 }
 
 void gelu_backward(const GeluBackwardArgs& args, Stream& stream) {
   check_arguments(args);
   if (args.form == GeluForm::kErf) {
-    launch_backward<ErfGelu>("gelu_backward", args.x, args.dy, args.dx, stream);
+    launch_backward<ErfGelu, true>("gelu_backward", args.x, args.dy, args.dx, stream, args.amax);
   } else {
-    launch_backward<Gelu>("gelu_backward", args.x, args.dy, args.dx, stream);
+    launch_backward<Gelu, true>("gelu_backward", args.x, args.dy, args.dx, stream, args.amax);
   }
 }
 

@@ -58,8 +58,9 @@ inline constexpr int kElementwiseThreads = 256;
 /// way to cover the latency of memory: 64 KiB and more, but 32 where bf16 becomes fp32.
 inline constexpr int kGroupsPerThread = 2;
 
+/// A thread's part of the elements [0, n).
 template <int kSize, typename Op>
-__global__ void __launch_bounds__(kElementwiseThreads) elementwise_kernel(Op op, std::int64_t n) {
+__device__ void run_elementwise(const Op& op, std::int64_t n) {
   constexpr std::int64_t kStride = std::int64_t{kElementwiseThreads} * kSize;
   const std::int64_t first =
       (static_cast<std::int64_t>(blockIdx.x) * kGroupsPerThread * kElementwiseThreads +
@@ -87,18 +88,28 @@ __global__ void __launch_bounds__(kElementwiseThreads) elementwise_kernel(Op op,
   }
 }
 
+template <int kSize, typename Op>
+__global__ void __launch_bounds__(kElementwiseThreads) elementwise_kernel(Op op, std::int64_t n) {
+  run_elementwise<kSize>(op, n);
+}
+
+/// Blocks for n elements in groups of kSize.
+template <int kSize>
+unsigned elementwise_blocks(std::int64_t n) {
+  return blocks_for(n, std::int64_t{kElementwiseThreads} * kGroupsPerThread * kSize);
+}
+
 /// Runs `op` on elements [0, n): in groups of kSize if `grouped`, else one by one.
 template <int kSize, typename Op>
 void launch_elementwise(const Op& op, std::int64_t n, bool grouped, Stream& stream) {
   const cudaStream_t queue = handle(stream);
   if (n == 0) return;
-  constexpr std::int64_t kBlock = std::int64_t{kElementwiseThreads} * kGroupsPerThread;
   if (grouped) {
-    simt::launch(elementwise_kernel<kSize, Op>, dim3(blocks_for(n, kBlock * kSize)),
+    simt::launch(elementwise_kernel<kSize, Op>, dim3(elementwise_blocks<kSize>(n)),
                  dim3(kElementwiseThreads), 0, queue, op, n);
   } else {
-    simt::launch(elementwise_kernel<1, Op>, dim3(blocks_for(n, kBlock)), dim3(kElementwiseThreads),
-                 0, queue, op, n);
+    simt::launch(elementwise_kernel<1, Op>, dim3(elementwise_blocks<1>(n)),
+                 dim3(kElementwiseThreads), 0, queue, op, n);
   }
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/cuda_kernels.h"
 #include "cuda/elementwise_cuda.h"
 #include "cuda/fp8_transpose_cuda.h"
+#include "cuda/magnitude_cuda.h"
 #include "fp8_arguments.h"
 
 // amax, max_words, fp8_encode, fp8_decode, with the CPU's bits (a NaN that is rounded is CUDA's).
@@ -16,24 +17,15 @@ constexpr int kAmaxThreads = 256;
 /// Eight blocks to a multiprocessor: each ends with one atomic.
 constexpr unsigned kMostAmaxBlocks = 8 * kMultiprocessors;
 
-struct LargerWord {
-  __device__ std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const {
-    return a > b ? a : b;
-  }
-};
-
-__global__ void __launch_bounds__(32) clear_amax(std::uint32_t* amax) {
-  if (threadIdx.x == 0) *amax = 0;
+__global__ void __launch_bounds__(32) clear_word(std::uint32_t* word) {
+  if (threadIdx.x == 0) *word = 0;
 }
 
 template <typename T, int kSize>
 __global__ void __launch_bounds__(kAmaxThreads)
     largest_magnitude(const T* x, std::int64_t n, std::uint32_t* amax) {
   std::uint32_t largest = 0;
-  const auto take = [&](T value) {
-    const std::uint32_t word = __float_as_uint(simt::to_float(value)) & 0x7fffffffU;
-    largest = LargerWord{}(largest, word);
-  };
+  const auto take = [&](T value) { largest = LargerWord{}(largest, magnitude_word(value)); };
   const std::int64_t thread = std::int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
   const std::int64_t stride = std::int64_t{gridDim.x} * kAmaxThreads;
   for (std::int64_t i = thread * kSize; i + kSize <= n; i += stride * kSize) {
@@ -43,8 +35,7 @@ __global__ void __launch_bounds__(kAmaxThreads)
   }
   const std::int64_t rest = n / kSize * kSize + thread;
   if (rest < n) take(x[rest]);
-  largest = simt::block_reduce(largest, std::uint32_t{0}, LargerWord{});
-  if (threadIdx.x == 0 && largest != 0) atomicMax(amax, largest);
+  raise_by_block(amax, largest);
 }
 
 __global__ void __launch_bounds__(kAmaxThreads)
@@ -109,11 +100,15 @@ struct Decode {
 
 }  // namespace
 
+void clear_amax(const TensorView& amax, Stream& stream) {
+  simt::launch(clear_word, 1, 32, 0, handle(stream), device_data<std::uint32_t>(amax));
+}
+
 void amax(const AmaxArgs& args, Stream& stream) {
   check_arguments(args);
   const cudaStream_t queue = handle(stream);
   auto* const word = device_data<std::uint32_t>(args.amax);
-  if (!args.accumulate) simt::launch(clear_amax, 1, 32, 0, queue, word);
+  if (!args.accumulate) clear_amax(args.amax, stream);
   const std::int64_t n = args.x.numel();
   if (n == 0) return;
   with_element_type("amax", args.x.dtype, [&]<typename T>(ElementType<T>) {

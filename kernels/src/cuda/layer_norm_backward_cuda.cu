@@ -3,6 +3,7 @@
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/magnitude_cuda.h"
 #include "layer_norm_arguments.h"
 #include "simt.h"
 
@@ -19,6 +20,8 @@
 // rows are on their way to shared memory meanwhile. Groups are added in order into the slab's
 // partial sums (slabs, 2, C), fp32, in scratch; a second kernel adds the slabs: lane l of 16 those
 // with index l mod 16, in order, then the lanes in order. So the bits depend on the sizes alone.
+// On their way, blocks of bf16 rows leave the largest magnitude of dx, and blocks of 16-bit rows
+// the column sums of dx, as a third row of partial sums.
 
 namespace tessera::cuda {
 namespace {
@@ -44,10 +47,16 @@ struct NormBackwardRows {
   const T* gamma;
   const T* d_residual;  // null: none; may be dx
   T* dx;                // may be dy
-  float* partials;      // (slabs, 2, C): of dgamma, of dbeta; null: not wanted
+  float* partials;      // (slabs, 2, C): of dgamma, of dbeta[, of dx]; null: not wanted
+  std::uint32_t* amax;  // of dx; see kMagnitude
   std::int64_t rows;
   int width;
   float gamma_offset;
+};
+
+/// What a kernel leaves on its way to dx.
+struct NormLeaves {
+  bool amax = false, dx_sums = false;
 };
 
 /// A row's parts in shared memory: dy, x, d_residual.
@@ -158,11 +167,12 @@ __device__ inline RowSums sum_over_warps(RowSums sums, int first, int count, int
   return sums;
 }
 
-/// dx of the row of a step from what its thread has kept.
-template <typename T, int kVectors, int kSize>
+/// dx of the row of a step from what its thread has kept. `take` gets each vector of it.
+template <typename T, int kVectors, int kSize, typename Take>
 __device__ void store_dx(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
                          std::int64_t row, int step, Vec16<T>* stages, float rstd,
-                         const NormalizedPart<kSize> (&parts)[kVectors], RowSums sums) {
+                         const NormalizedPart<kSize> (&parts)[kVectors], RowSums sums,
+                         const Take& take) {
   const auto width = static_cast<float>(a.width);
   const RowSums means{a.mean == nullptr ? 0.0F : sums.g / width, sums.gh / width};
 #pragma unroll
@@ -177,15 +187,16 @@ __device__ void store_dx(const NormBackwardRows<T>& a, const NormBackwardColumns
           dx_of(parts[k].g[j], parts[k].h[j], rstd, means, simt::to_float(added.v[j])));
     }
     simt::store16(a.dx + row * a.width + columns.template first<T>(k), dx);
+    take(k, dx);
   }
 }
 
-/// Adds the groups' sums in order, in shared memory (2, C), where rows were, and writes them as the
-/// slab's.
-template <typename T, int kVectors, int kSize>
+/// Adds the groups' sums in order, in shared memory (kSums, C), where rows were, and writes them as
+/// the slab's.
+template <typename T, int kSums, int kVectors, int kSize>
 __device__ void add_groups(const NormBackwardRows<T>& a, const NormBackwardColumns& columns,
-                           int group, int groups, const float (&dgamma)[kVectors][kSize],
-                           const float (&dbeta)[kVectors][kSize]) {
+                           int group, int groups,
+                           const float (&of_columns)[kSums][kVectors][kSize]) {
   float* const sums = simt::dynamic_shared<float>();
   __syncthreads();
   for (int g = 0; g < groups; ++g) {
@@ -195,21 +206,25 @@ __device__ void add_groups(const NormBackwardRows<T>& a, const NormBackwardColum
       float* const to = sums + columns.template first<T>(k);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        to[j] = (g == 0 ? 0.0F : to[j]) + dgamma[k][j];
-        to[a.width + j] = (g == 0 ? 0.0F : to[a.width + j]) + dbeta[k][j];
+#pragma unroll
+        for (int sum = 0; sum < kSums; ++sum) {
+          float* const at = to + sum * a.width + j;
+          *at = (g == 0 ? 0.0F : *at) + of_columns[sum][k][j];
+        }
       }
     }
     __syncthreads();
   }
-  float* const partials = a.partials + std::int64_t{blockIdx.x} * 2 * a.width;
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * a.width; i += static_cast<int>(blockDim.x)) {
+  float* const partials = a.partials + std::int64_t{blockIdx.x} * kSums * a.width;
+  for (int i = static_cast<int>(threadIdx.x); i < kSums * a.width;
+       i += static_cast<int>(blockDim.x)) {
     partials[i] = sums[i];
   }
 }
 
 /// A block's threads as groups of `NormBackwardColumns::count`, each of which takes every groups-th
-/// row of a slab.
-template <typename T, int kVectors>
+/// row of a slab. What it leaves is as in NormLeaves.
+template <typename T, int kVectors, bool kAmax, bool kDxSums>
 __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
     backward_in_registers(const NormBackwardRows<T> a, int group_threads) {
   constexpr int kSize = Vec16<T>::kSize;
@@ -228,13 +243,15 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
 #pragma unroll
     for (int j = 0; j < kSize; ++j) gamma[k][j] = simt::to_float(gammas.v[j]) + a.gamma_offset;
   }
-  float dgamma[kVectors][kSize] = {}, dbeta[kVectors][kSize] = {};
+  constexpr int kSums = kDxSums ? 3 : 2;
+  float of_columns[kSums][kVectors][kSize] = {};
   auto* const stages = simt::dynamic_shared<Vec16<T>>();
   for (int step = 0; step < kStages - 1; ++step) {
     request_row<T, kVectors>(a, columns, slab, step * groups + group, step, stages);
   }
   float next_mean = 0.0F, next_rstd = 0.0F;
   load_statistics(a, slab, group, next_mean, next_rstd);
+  std::uint32_t largest = 0;
   for (int first = 0, step = 0; first < slab.rows; first += groups, ++step) {
     const int i = first + group;
     const bool active = i < slab.rows;
@@ -250,12 +267,21 @@ __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
       if (!active || !columns.has(k)) continue;
       add_vector(*row_slot<T, kVectors>(stages, step, 0, k),
                  *row_slot<T, kVectors>(stages, step, 1, k), gamma[k], mean, rstd, sums, parts[k],
-                 dgamma[k], dbeta[k]);
+                 of_columns[0][k], of_columns[1][k]);
     }
     sums = sum_over_warps(sums, group * warps, warps, step % 2);
-    if (active) store_dx(a, columns, slab.row(i), step, stages, rstd, parts, sums);
+    if (!active) continue;
+    store_dx(a, columns, slab.row(i), step, stages, rstd, parts, sums,
+             [&](int k, const Vec16<T>& dx) {
+               if constexpr (kAmax) largest = LargerWord{}(largest, largest_word(dx.v));
+               if constexpr (kDxSums) {
+#pragma unroll
+                 for (int j = 0; j < kSize; ++j) of_columns[2][k][j] += simt::to_float(dx.v[j]);
+               }
+             });
   }
-  if (a.partials != nullptr) add_groups(a, columns, group, groups, dgamma, dbeta);
+  if constexpr (kAmax) raise_by_block(a.amax, largest);
+  if (a.partials != nullptr) add_groups(a, columns, group, groups, of_columns);
 }
 
 /// Any row: a block takes a row at a time, element by element, and sums the columns in memory.
@@ -295,18 +321,19 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
 
 constexpr int kSlabLanes = 16;
 
-/// Columns 32 blockIdx.x and on of dgamma (blockIdx.y = 0) or dbeta (1), from `slabs` partial sums.
+/// Columns 32 blockIdx.x and on of dgamma (blockIdx.y = 0) or dbeta (1), from `slabs` partial sums,
+/// `stride` from one slab's to the next one's.
 template <typename D>
 __global__ void __launch_bounds__(32 * kSlabLanes)
-    add_slabs(const float* partials, D* dgamma, D* dbeta, std::int64_t slabs, int width,
-              bool accumulate) {
+    add_slabs(const float* partials, D* dgamma, D* dbeta, std::int64_t slabs, std::int64_t stride,
+              int width, bool accumulate) {
   using LaneSums = float[kSlabLanes][32];
   SIMT_SHARED(LaneSums, sums);
   const auto column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
   const float* const from = partials + std::int64_t{blockIdx.y} * width + column;
   float sum = 0.0F;
   for (std::int64_t s = threadIdx.y; s < slabs && column < width; s += kSlabLanes) {
-    sum += from[s * 2 * width];
+    sum += from[s * stride];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
@@ -355,60 +382,119 @@ Plan plan_for(const NormBackwardRows<T>& a) {
   return plan;
 }
 
+template <bool kAmax, bool kDxSums, typename T>
+void launch_in_registers(const NormBackwardRows<T>& a, const Plan& plan, cudaStream_t stream) {
+  const auto vectors = static_cast<std::size_t>(plan.threads) * (plan.two_vectors ? 2 : 1);
+  const std::size_t shared = std::max(vectors * kStages * kRowTensors * sizeof(Vec16<T>),
+                                      3 * static_cast<std::size_t>(a.width) * sizeof(float));
+  const auto kernel = plan.two_vectors ? backward_in_registers<T, 2, kAmax, kDxSums>
+                                       : backward_in_registers<T, 1, kAmax, kDxSums>;
+  simt::allow_dynamic_shared(kernel, shared);
+  simt::launch(kernel, blocks_for(plan.slabs, 1), static_cast<unsigned>(plan.threads), shared,
+               stream, a, plan.group_threads);
+}
+
+/// Of `wanted`, what the kernels that are made for rows of T leave.
 template <typename T>
-void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, cudaStream_t stream) {
+NormLeaves left_by(const Plan& plan, NormLeaves wanted) {
+  if (!plan.in_registers || plan.slabs == 0) return {};
+  return {.amax = wanted.amax && kLeavesMagnitude<T>,
+          .dx_sums = wanted.dx_sums && !std::is_same_v<T, float>};
+}
+
+template <typename T>
+void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, NormLeaves leaves,
+                     cudaStream_t stream) {
   const unsigned grid = blocks_for(plan.slabs, 1);
   if (grid == 0) return;
   if (!plan.in_registers) {
     simt::launch(backward_any<T>, grid, kNormBackwardThreads, 0, stream, a);
     return;
   }
-  const auto vectors = static_cast<std::size_t>(plan.threads) * (plan.two_vectors ? 2 : 1);
-  const std::size_t shared = std::max(vectors * kStages * kRowTensors * sizeof(Vec16<T>),
-                                      2 * static_cast<std::size_t>(a.width) * sizeof(float));
-  const auto kernel = plan.two_vectors ? backward_in_registers<T, 2> : backward_in_registers<T, 1>;
-  simt::allow_dynamic_shared(kernel, shared);
-  simt::launch(kernel, grid, static_cast<unsigned>(plan.threads), shared, stream, a,
-               plan.group_threads);
+  if constexpr (kLeavesMagnitude<T>) {
+    if (leaves.amax && leaves.dx_sums) {
+      return launch_in_registers<true, true>(a, plan, stream);
+    }
+    if (leaves.amax) return launch_in_registers<true, false>(a, plan, stream);
+  }
+  if constexpr (!std::is_same_v<T, float>) {
+    if (leaves.dx_sums) return launch_in_registers<false, true>(a, plan, stream);
+  }
+  launch_in_registers<false, false>(a, plan, stream);
 }
 
-void add_slabs_into(const LayerNormBackwardArgs& args, const float* partials, std::int64_t slabs,
-                    std::int64_t width, cudaStream_t stream) {
-  require(!args.dbeta || args.dgamma.dtype == args.dbeta.dtype, ErrorCode::kInvalidArgument,
-          "layer_norm: dgamma and dbeta must be of one dtype");
-  with_element_type("layer_norm", args.dgamma.dtype, [&]<typename D>(ElementType<D>) {
-    simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), args.dbeta ? 2 : 1),
-                 dim3(32, kSlabLanes), 0, stream, partials, device_data<D>(args.dgamma),
-                 args.dbeta ? device_data<D>(args.dbeta) : nullptr, slabs, static_cast<int>(width),
-                 args.accumulate_parameters);
-  });
+/// The partial sums of slabs, and where they are added up.
+struct SlabSums {
+  const float* partials;
+  std::int64_t slabs, stride, width;
+
+  void add_into(const TensorView& first, const TensorView& second, bool accumulate,
+                cudaStream_t stream) const {
+    with_element_type("layer_norm", first.dtype, [&]<typename D>(ElementType<D>) {
+      simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), second ? 2 : 1), dim3(32, kSlabLanes),
+                   0, stream, partials, device_data<D>(first),
+                   second ? device_data<D>(second) : nullptr, slabs, stride,
+                   static_cast<int>(width), accumulate);
+    });
+  }
+};
+
+/// Gives what the kernels have left.
+template <typename T>
+NormLeaves run_backward(const LayerNormBackwardArgs& args, const LayerNormSizes& sizes,
+                        Stream& stream) {
+  NormBackwardRows<T> rows{.dy = device_data<const T>(args.dy),
+                           .x = device_data<const T>(args.x),
+                           .mean = args.mean ? args.mean.as<float>() : nullptr,
+                           .rstd = args.rstd.as<float>(),
+                           .gamma = device_data<const T>(args.gamma),
+                           .d_residual = device_data<const T>(args.d_residual),
+                           .dx = device_data<T>(args.dx),
+                           .partials = nullptr,
+                           .amax = device_data<std::uint32_t>(args.amax),
+                           .rows = sizes.rows,
+                           .width = static_cast<int>(sizes.width),
+                           .gamma_offset = args.gamma_offset};
+  const Plan plan = plan_for(rows);
+  const NormLeaves leaves = left_by<T>(
+      plan, {.amax = static_cast<bool>(args.amax), .dx_sums = static_cast<bool>(args.dx_sums)});
+  SlabSums sums{.partials = nullptr,
+                .slabs = plan.slabs,
+                .stride = (leaves.dx_sums ? 3 : 2) * sizes.width,
+                .width = sizes.width};
+  if (args.dgamma || leaves.dx_sums) {
+    const auto floats = static_cast<std::size_t>(sums.slabs * sums.stride);
+    rows.partials = static_cast<float*>(cuda_stream(stream).scratch(floats * sizeof(float)));
+    sums.partials = rows.partials;
+  }
+  if (leaves.amax) clear_amax(args.amax, stream);
+  launch_backward(rows, plan, leaves, handle(stream));
+  if (args.dgamma) {
+    require(!args.dbeta || args.dgamma.dtype == args.dbeta.dtype, ErrorCode::kInvalidArgument,
+            "layer_norm: dgamma and dbeta must be of one dtype");
+    sums.add_into(args.dgamma, args.dbeta, args.accumulate_parameters, handle(stream));
+  }
+  if (leaves.dx_sums) {
+    sums.partials += 2 * sizes.width;
+    sums.add_into(args.dx_sums, {}, false, handle(stream));
+  }
+  return leaves;
 }
 
 }  // namespace
 
 void layer_norm_backward(const LayerNormBackwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
-  if (sizes.width == 0) return;
-  with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    NormBackwardRows<T> rows{.dy = device_data<const T>(args.dy),
-                             .x = device_data<const T>(args.x),
-                             .mean = args.mean ? args.mean.as<float>() : nullptr,
-                             .rstd = args.rstd.as<float>(),
-                             .gamma = device_data<const T>(args.gamma),
-                             .d_residual = device_data<const T>(args.d_residual),
-                             .dx = device_data<T>(args.dx),
-                             .partials = nullptr,
-                             .rows = sizes.rows,
-                             .width = static_cast<int>(sizes.width),
-                             .gamma_offset = args.gamma_offset};
-    const Plan plan = plan_for(rows);
-    if (args.dgamma) {
-      const auto floats = static_cast<std::size_t>(plan.slabs * 2 * sizes.width);
-      rows.partials = static_cast<float*>(cuda_stream(stream).scratch(floats * sizeof(float)));
-    }
-    launch_backward(rows, plan, handle(stream));
-    if (args.dgamma) add_slabs_into(args, rows.partials, plan.slabs, sizes.width, handle(stream));
-  });
+  NormLeaves left;
+  if (sizes.width > 0) {
+    with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
+      left = run_backward<T>(args, sizes, stream);
+    });
+  }
+  if (args.amax && !left.amax) amax({.x = args.dx, .amax = args.amax}, stream);
+  if (args.dx_sums && !left.dx_sums) {
+    bias_gradient({.dy = args.dx.reshape({sizes.rows, sizes.width}), .db = args.dx_sums}, stream);
+  }
 }
 
 }  // namespace tessera::cuda

@@ -2,6 +2,7 @@
 
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
+#include "cuda/magnitude_cuda.h"
 #include "layer_norm_arguments.h"
 #include "simt.h"
 
@@ -14,8 +15,9 @@
 //
 // A warp takes a row of up to 2048 elements of 16 bits or 1024 of fp32, a block of 256 threads one
 // eight times as wide, and keeps it in registers, 16 bytes to an access, between the passes over
-// it. Other rows (wider, not aligned, of odd width) are read again for each pass, element by
-// element. Sums: a thread's elements in order, then a butterfly over the threads; all in fp32.
+// it; rows of bf16 then leave the largest magnitude of y on their way. Other rows (wider, not
+// aligned, of odd width) are read again for each pass, element by element. Sums: a thread's
+// elements in order, then a butterfly over the threads; all in fp32.
 
 namespace tessera::cuda {
 namespace {
@@ -39,9 +41,10 @@ struct NormRows {
   std::int64_t rows;
   int width;
   float epsilon, gamma_offset;
+  std::uint32_t* amax;  // of y; see kMagnitude
 };
 
-/// Sums over the threads of a row, and who they are: a warp, or the block if kWide.
+/// What the threads of a row do together, and who they are: a warp, or the block if kWide.
 template <bool kWide>
 struct RowThreads {
   static constexpr int kCount = kWide ? kNormThreads : 32;
@@ -51,6 +54,13 @@ struct RowThreads {
   }
   __device__ static float sum(float value) {
     return kWide ? simt::block_sum(value) : simt::warp_sum(value);
+  }
+  __device__ static void raise(std::uint32_t* amax, std::uint32_t largest) {
+    if constexpr (kWide) {
+      raise_by_block(amax, largest);
+    } else {
+      raise_by_warp(amax, largest);
+    }
   }
 };
 
@@ -111,8 +121,8 @@ __device__ Vec16<T> normalized(const Vec16<T>& s, float mean, float rstd, const 
   return y;
 }
 
-/// Rows of whole aligned vectors, at most kVectors to a thread.
-template <bool kWide, int kVectors, typename T>
+/// Rows of whole aligned vectors, at most kVectors to a thread. kMagnitude: raises `amax`.
+template <bool kWide, int kVectors, bool kMagnitude, typename T>
 __global__ void __launch_bounds__(kNormThreads, 2) normalize_in_registers(const NormRows<T> a) {
   using Threads = RowThreads<kWide>;
   constexpr int kSize = Vec16<T>::kSize;
@@ -155,13 +165,16 @@ __global__ void __launch_bounds__(kNormThreads, 2) normalize_in_registers(const 
   }
   const float rstd = 1.0F / sqrtf(Threads::sum(squares) / width + a.epsilon);
 
+  std::uint32_t largest = 0;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     if (!columns.has(k)) continue;
-    simt::store16(a.y + offset + columns.first(k),
-                  normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]), a.gamma_offset,
-                             simt::unpack(beta[k])));
+    const Vec16<T> y = normalized(simt::unpack(s[k]), mean, rstd, simt::unpack(gamma[k]),
+                                  a.gamma_offset, simt::unpack(beta[k]));
+    simt::store16(a.y + offset + columns.first(k), y);
+    if constexpr (kMagnitude) largest = LargerWord{}(largest, largest_word(y.v));
   }
+  if constexpr (kMagnitude) Threads::raise(a.amax, largest);
   if (Threads::index() != 0) return;
   if (a.mean != nullptr) a.mean[row] = mean;
   a.rstd[row] = rstd;
@@ -202,20 +215,22 @@ __global__ void __launch_bounds__(kNormThreads) normalize_any(const NormRows<T> 
   a.rstd[row] = rstd;
 }
 
-template <bool kWide, typename T>
+template <bool kWide, bool kMagnitude, typename T>
 void launch_in_registers(const NormRows<T>& a, cudaStream_t stream) {
   const std::int64_t per_vector = std::int64_t{RowThreads<kWide>::kCount} * Vec16<T>::kSize;
   const std::int64_t vectors = ceil_div(a.width, per_vector);
   constexpr int kFewest = kWide ? 2 : 1;  // one vector to a thread of a block fits a warp
-  const auto kernel = vectors <= 1   ? normalize_in_registers<kWide, kFewest, T>
-                      : vectors <= 2 ? normalize_in_registers<kWide, 2, T>
-                      : vectors <= 4 ? normalize_in_registers<kWide, 4, T>
-                                     : normalize_in_registers<kWide, 8, T>;
+  const auto kernel = vectors <= 1   ? normalize_in_registers<kWide, kFewest, kMagnitude, T>
+                      : vectors <= 2 ? normalize_in_registers<kWide, 2, kMagnitude, T>
+                      : vectors <= 4 ? normalize_in_registers<kWide, 4, kMagnitude, T>
+                                     : normalize_in_registers<kWide, 8, kMagnitude, T>;
   simt::launch(kernel, blocks_for(a.rows, kWide ? 1 : kRowsPerBlock), kNormThreads, 0, stream, a);
 }
 
+enum class NormWay { kWarps, kBlocks, kAny };
+
 template <typename T>
-void forward(const NormRows<T>& a, cudaStream_t stream) {
+NormWay way_of(const NormRows<T>& a) {
   constexpr int kMostVectors = 8;
   constexpr int kNarrow = 32 * Vec16<T>::kSize * kMostVectors;
   bool aligned = a.width % Vec16<T>::kSize == 0;
@@ -224,35 +239,62 @@ void forward(const NormRows<T>& a, cudaStream_t stream) {
                         static_cast<const void*>(a.beta), static_cast<const void*>(a.y)}) {
     aligned = aligned && is_aligned(p, 16);
   }
-  if (aligned && a.width <= kNarrow) {
-    launch_in_registers<false>(a, stream);
-  } else if (aligned && a.width <= kRowsPerBlock * kNarrow) {
-    launch_in_registers<true>(a, stream);
+  if (!aligned || a.width > kRowsPerBlock * kNarrow) return NormWay::kAny;
+  return a.width <= kNarrow ? NormWay::kWarps : NormWay::kBlocks;
+}
+
+template <bool kMagnitude, typename T>
+void launch_way(NormWay way, const NormRows<T>& a, cudaStream_t stream) {
+  if (way == NormWay::kWarps) {
+    launch_in_registers<false, kMagnitude>(a, stream);
   } else {
-    simt::launch(normalize_any<T>, blocks_for(a.rows, 1), kNormThreads, 0, stream, a);
+    launch_in_registers<true, kMagnitude>(a, stream);
   }
+}
+
+/// Whether the kernel leaves the magnitude of y.
+template <typename T>
+bool forward(const NormRows<T>& a, const TensorView& amax, Stream& stream) {
+  const NormWay way = way_of(a);
+  if (way == NormWay::kAny) {
+    simt::launch(normalize_any<T>, blocks_for(a.rows, 1), kNormThreads, 0, handle(stream), a);
+    return false;
+  }
+  if constexpr (kLeavesMagnitude<T>) {
+    if (amax) {
+      clear_amax(amax, stream);
+      launch_way<true>(way, a, handle(stream));
+      return true;
+    }
+  }
+  launch_way<false>(way, a, handle(stream));
+  return false;
 }
 
 }  // namespace
 
 void layer_norm_forward(const LayerNormForwardArgs& args, Stream& stream) {
   const LayerNormSizes sizes = check_layer_norm(args);
-  if (sizes.rows == 0) return;
-  with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
-    forward(NormRows<T>{.x = device_data<const T>(args.x),
-                        .residual = device_data<const T>(args.residual),
-                        .sum = device_data<T>(args.sum),
-                        .gamma = device_data<const T>(args.gamma),
-                        .beta = device_data<const T>(args.beta),
-                        .y = device_data<T>(args.y),
-                        .mean = args.mean ? args.mean.as<float>() : nullptr,
-                        .rstd = args.rstd.as<float>(),
-                        .rows = sizes.rows,
-                        .width = static_cast<int>(sizes.width),
-                        .epsilon = args.epsilon,
-                        .gamma_offset = args.gamma_offset},
-            handle(stream));
-  });
+  bool left = false;
+  if (sizes.rows > 0) {
+    with_element_type("layer_norm", args.x.dtype, [&]<typename T>(ElementType<T>) {
+      left = forward(NormRows<T>{.x = device_data<const T>(args.x),
+                                 .residual = device_data<const T>(args.residual),
+                                 .sum = device_data<T>(args.sum),
+                                 .gamma = device_data<const T>(args.gamma),
+                                 .beta = device_data<const T>(args.beta),
+                                 .y = device_data<T>(args.y),
+                                 .mean = args.mean ? args.mean.as<float>() : nullptr,
+                                 .rstd = args.rstd.as<float>(),
+                                 .rows = sizes.rows,
+                                 .width = static_cast<int>(sizes.width),
+                                 .epsilon = args.epsilon,
+                                 .gamma_offset = args.gamma_offset,
+                                 .amax = device_data<std::uint32_t>(args.amax)},
+                     args.amax, stream);
+    });
+  }
+  if (args.amax && !left) amax({.x = args.y, .amax = args.amax}, stream);
 }
 
 }  // namespace tessera::cuda

@@ -1,12 +1,13 @@
 #include "cuda/cuda_kernels.h"
-#include "cuda/elementwise_cuda.h"
+#include "cuda/magnitude_cuda.h"
 #include "cuda/smooth_activations_cuda.h"
 #include "elementwise_arguments.h"
 
 // y = f(gate) up, f SiLU or GELU (smooth_activations_cuda.h); x is (rows, 2 F), gate before up in
 // each row. Backward: d gate = dy up f'(gate), d up = dy f(gate).
 // An element of y is one piece of work; its row is a division away.
-// Bytes: forward reads x and writes y, backward reads x and dy and writes dx.
+// Bytes: forward reads x and writes y, backward reads x and dy and writes dx. Of bf16 in groups
+// both leave the largest magnitude on their way.
 
 namespace tessera::cuda {
 namespace {
@@ -34,7 +35,7 @@ struct SwigluForward {
     return {load_pack<kSize>(gate), load_pack<kSize>(gate + gates.width)};
   }
   template <int kSize>
-  __device__ void store(std::int64_t i, const GatePair<kSize, T>& pair) const {
+  __device__ std::uint32_t store(std::int64_t i, const GatePair<kSize, T>& pair) const {
     Pack<T, kSize> result;
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
@@ -42,6 +43,7 @@ struct SwigluForward {
       result.v[e] = simt::from_float<T>(f * simt::to_float(pair.up.v[e]));
     }
     store_pack(y + i, result);
+    return largest_word(result.v);
   }
 };
 
@@ -64,7 +66,7 @@ struct SwigluBackward {
             load_pack<kSize>(dy + i)};
   }
   template <int kSize>
-  __device__ void store(std::int64_t i, const Group<kSize>& group) const {
+  __device__ std::uint32_t store(std::int64_t i, const Group<kSize>& group) const {
     Pack<T, kSize> d_gate, d_up;
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
@@ -78,6 +80,7 @@ struct SwigluBackward {
     T* const to = dx + gates.at(i);
     store_pack(to, d_gate);
     store_pack(to + gates.width, d_up);
+    return LargerWord{}(largest_word(d_gate.v), largest_word(d_up.v));
   }
 };
 
@@ -102,7 +105,7 @@ void swiglu_forward(const SwigluForwardArgs& args, Stream& stream) {
       const std::int64_t width = args.y.shape[1];
       const SwigluForward<Function, T> op{device_data<T>(args.x), device_data<T>(args.y), {width}};
       const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.y);
-      launch_elementwise<kSize>(op, args.y.numel(), grouped, stream);
+      launch_with_magnitude<kSize, T>(op, args.y.numel(), grouped, args.y, args.amax, stream);
     });
   });
 }
@@ -117,7 +120,7 @@ void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream) {
       const SwigluBackward<Function, T> op{
           device_data<T>(args.x), device_data<T>(args.dy), device_data<T>(args.dx), {width}};
       const bool grouped = width % kSize == 0 && groups_aligned<kSize>(op.x, op.dy, op.dx);
-      launch_elementwise<kSize>(op, args.dy.numel(), grouped, stream);
+      launch_with_magnitude<kSize, T>(op, args.dy.numel(), grouped, args.dx, args.amax, stream);
     });
   });
 }

@@ -17,11 +17,25 @@ struct Activation {
   Cost (*forward_cost)(const TensorView&);
   Cost (*backward_cost)(const TensorView&);
 
+  /// Whether its kernels leave the largest magnitude of what they write.
+  static constexpr bool kLeavesMagnitude = requires(ForwardArgs args) { args.amax; };
+
+  static Tensor word(Tape& tape, DType dtype) {
+    if constexpr (kLeavesMagnitude) return tape.magnitude_word(dtype);
+    return {};
+  }
+  template <typename Args>
+  static void leave(Args& args, const TensorView& magnitude) {
+    if constexpr (kLeavesMagnitude) args.amax = magnitude;
+  }
+
   /// The host's part of forward and of remaking it.
-  void run(Tape& tape, const TensorView& x, const TensorView& y) const {
+  void run(Tape& tape, const TensorView& x, const TensorView& y,
+           const TensorView& magnitude = {}) const {
     ForwardArgs args = forward_args;
     args.x = x;
     args.y = y;
+    leave(args, magnitude);
     (tape.kernels().*forward)(args, tape.stream());
     tape.charge(forward_cost(y));
   }
@@ -31,8 +45,11 @@ struct Activation {
     const std::string what = concat(name, " output");
     Tensor y = tape.recording() ? tape.activation(x.shape(), x.dtype(), what)
                                 : reuse_or_allocate(tape, x.tensor, what.c_str());
-    run(tape, x.tensor, y);
-    if (!tape.recording()) return tape.split_output(std::move(y), nullptr);
+    Tensor magnitude = word(tape, x.dtype());
+    run(tape, x.tensor, y, magnitude);
+    if (!tape.recording()) {
+      return with_magnitude(tape.split_output(std::move(y), nullptr), std::move(magnitude));
+    }
 
     auto remake = tape.rematerialization([*this, saved = Saved(x)](Tape& t) {
       const Tensor x_tensor = saved.get();
@@ -49,13 +66,17 @@ struct Activation {
       args.x = x_tensor;
       args.dy = dy;
       args.dx = dx;
+      Tensor of_dx = word(t, dx.dtype());
+      leave(args, of_dx);
       (t.kernels().*backward)(args, t.stream());
       t.charge(backward_cost(dx));
       dy = {};  // now dx has its memory to itself
       saved = {};
-      t.add_gradient(x_id, std::move(dx));
+      t.add_gradient(x_id, std::move(dx), {.magnitude = std::move(of_dx)});
     };
-    return tape.split_output(std::move(y), std::move(on_gradient), std::move(remake));
+    return with_magnitude(
+        tape.split_output(std::move(y), std::move(on_gradient), std::move(remake)),
+        std::move(magnitude));
   }
 };
 

@@ -31,7 +31,7 @@ constexpr const char* kFp8Op = "linear in fp8";
 /// is made of.
 struct Fp8Codes {
   Tensor codes{}, transposed{};
-  Tensor own_word{};  ///< with current scaling
+  Tensor own_word{};  ///< with current scaling; kept as long as it is read
   TensorView word{};
   Fp8Format format = Fp8Format::kE4M3;
 };
@@ -39,6 +39,7 @@ struct Fp8Codes {
 /// The codes that are wanted of a matrix.
 struct WantedCodes {
   bool in_rows = true, transposed = false;
+  Tensor magnitude{};  ///< of the matrix, if it is known
 };
 
 Fp8Format format_of(const Parameter& weight, Fp8Tensor tensor) {
@@ -55,8 +56,9 @@ void observe(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor
   tape.charge(elementwise_cost(x, 1, 1));
 }
 
-/// The scale is that of the tensor as it is, or with delayed scaling that of its history, for which
-/// the tensor is observed, unless another pass has done so.
+/// The scale is that of the tensor as it is, whose magnitude the kernel that wrote it may have
+/// left, or with delayed scaling that of its history, for which the tensor is observed, unless
+/// another pass has done so.
 Fp8Codes encode(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor tensor,
                 WantedCodes wanted = {}, bool observes = true) {
   Fp8Codes result{.format = format_of(weight, tensor)};
@@ -68,6 +70,9 @@ Fp8Codes encode(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Ten
   if (weight.scale_words) {
     result.word = weight.scale_words.narrow(0, static_cast<std::int64_t>(tensor), 1);
     if (observes) observe(tape, x, weight, tensor);
+  } else if (wanted.magnitude) {
+    result.own_word = std::move(wanted.magnitude);
+    result.word = result.own_word;
   } else {
     result.own_word = tape.activation(Shape{1}, DType::kInt32, "largest magnitude");
     result.word = result.own_word;
@@ -118,14 +123,15 @@ Tensor decode(Tape& tape, const Fp8Codes& from, Fp8Scales scales) {
 
 /// A tensor rounded to fp8.
 Tensor rounded(Tape& tape, const TensorView& x, const Parameter& weight, Fp8Tensor tensor,
-               bool observes = true) {
-  return decode(tape, encode(tape, x, weight, tensor, {}, observes), weight.fp8.scales);
+               WantedCodes wanted, bool observes = true) {
+  return decode(tape, encode(tape, x, weight, tensor, std::move(wanted), observes),
+                weight.fp8.scales);
 }
 
 /// The matrix as products take it: of its codes where ranks have gathered these, which are the same
 /// as those of the gathered matrix.
 Tensor rounded_weight(Tape& tape, const Parameter& weight, bool observes) {
-  if (!weight.codes) return rounded(tape, weight.value, weight, Fp8Tensor::kWeight, observes);
+  if (!weight.codes) return rounded(tape, weight.value, weight, Fp8Tensor::kWeight, {}, observes);
   return decode(tape, weight.codes, weight.amax, Fp8Format::kE4M3, weight.fp8.scales);
 }
 
@@ -211,6 +217,7 @@ void multiply_decoded(Tape& tape, GemmArgs args) {
 struct SavedInput {
   Fp8Codes codes;
   Saved whole;
+  Tensor magnitude;  ///< of `whole`, if it is known
 };
 
 /// The gradient of the output as the weight gradient's product takes it.
@@ -222,15 +229,6 @@ struct OutputOperand {
     return ready ? ready : decode(tape, codes, scales);
   }
 };
-
-void write_bias_gradient(Tape& tape, const TensorView& dy, Parameter& bias) {
-  if (!bias.gradient) return;
-  check_gradient(kFp8Op, "bias", bias);
-  const GradientTarget db = gradient_target(bias);
-  tape.kernels().bias_gradient({.dy = dy, .db = db.view, .accumulate = db.accumulate},
-                               tape.stream());
-  tape.charge(elementwise_cost(dy, 1, 1));
-}
 
 void write_weight_gradient(Tape& tape, const OutputOperand& dy, const SavedInput& x,
                            Parameter& weight) {
@@ -262,11 +260,16 @@ SavedInput run_fp8_forward(Tape& tape, const Value& x, const Parameter& weight,
   const TensorView rows = as_matrix(x.tensor);
   const bool transposes = keeps_codes && multiplies_gradient_codes(tape, weight, rows.shape[0]);
   SavedInput saved;
-  if (keeps && !keeps_codes) saved.whole = Saved(x);
+  if (keeps && !keeps_codes) {
+    saved.whole = Saved(x);
+    saved.magnitude = x.magnitude;
+  }
   Fp8Codes codes;
   if (products.forward || keeps_codes) {
     codes = encode(tape, rows, weight, Fp8Tensor::kInput,
-                   {.in_rows = products.forward || !transposes, .transposed = transposes});
+                   {.in_rows = products.forward || !transposes,
+                    .transposed = transposes,
+                    .magnitude = x.magnitude});
   }
   if (keeps_codes) saved.codes = codes;
   if (transposes) saved.codes.codes = {};
@@ -312,11 +315,16 @@ OutputOperand encode_for_gradient(Tape& tape, const Tensor& dy, bool also_rows, 
   const bool transposed = multiplies_gradient_codes(tape, weight, rows.shape[0]);
   OutputOperand operand;
   operand.codes = encode(tape, rows, weight, Fp8Tensor::kOutputGradient,
-                         {.in_rows = !transposed || also_rows, .transposed = transposed});
+                         {.in_rows = !transposed || also_rows,
+                          .transposed = transposed,
+                          .magnitude = tape.gradient_extras().magnitude});
   if (!saved.codes.word) {
     const Tensor x = std::exchange(saved.whole, {}).get();
     saved.codes = encode(tape, as_matrix(x), weight, Fp8Tensor::kInput,
-                         {.in_rows = !transposed, .transposed = transposed}, !products.forward);
+                         {.in_rows = !transposed,
+                          .transposed = transposed,
+                          .magnitude = std::exchange(saved.magnitude, {})},
+                         !products.forward);
   }
   return operand;
 }
@@ -346,12 +354,13 @@ AtHand write_fp8_gradients(Tape& tape, const Tensor& dy, bool wants_input, Saved
   }
   if (products.weight_gradient) at_hand.decoded = operand.ready;
   if (weight.trainable || writes_bias) {
-    tape.write_gradients({&weight, bias},
-                         [dy = writes_bias ? dy : Tensor(), operand = std::move(operand),
-                          saved = std::move(saved), &weight, bias](Tape& t) {
-                           if (dy) write_bias_gradient(t, as_matrix(dy), *bias);
-                           if (weight.trainable) write_weight_gradient(t, operand, saved, weight);
-                         });
+    tape.write_gradients(
+        {&weight, bias},
+        [dy = writes_bias ? dy : Tensor(), sums = tape.gradient_extras().column_sums,
+         operand = std::move(operand), saved = std::move(saved), &weight, bias](Tape& t) {
+          if (dy) write_bias_gradient(kFp8Op, t, as_matrix(dy), sums, *bias);
+          if (weight.trainable) write_weight_gradient(t, operand, saved, weight);
+        });
   }
   return at_hand;
 }
@@ -362,13 +371,19 @@ void run_fp8_input_gradient(Tape& tape, const Tensor& dy, AtHand at_hand, const 
   if (!products.input_gradient) return run_input_gradient(tape, as_matrix(dy), weight, dx);
   if (multiplies_codes(tape, weight)) {
     Fp8Codes& codes = at_hand.codes;
-    if (!codes.codes) codes = encode(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient);
+    if (!codes.codes) {
+      codes = encode(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient,
+                     {.magnitude = tape.gradient_extras().magnitude});
+    }
     Fp8Codes made;
     const CodesSide right = weight_side(tape, weight, true, made, !products.forward);
     return multiply_codes(tape, side_of(codes, codes.codes, products.scales), right, {.c = dx});
   }
   Tensor decoded = std::move(at_hand.decoded);
-  if (!decoded) decoded = rounded(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient);
+  if (!decoded) {
+    decoded = rounded(tape, as_matrix(dy), weight, Fp8Tensor::kOutputGradient,
+                      {.magnitude = tape.gradient_extras().magnitude});
+  }
   const Tensor right = rounded_weight(tape, weight, !products.forward);
   multiply_decoded(tape, {.a = as_matrix(decoded), .b = right, .c = dx});
 }
@@ -387,14 +402,16 @@ Value fp8_linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias,
   auto backward = [x_id = x.id, residual_id = residual != nullptr ? residual->id : -1,
                    x_shape = x.shape(), kept = std::move(kept), &weight,
                    bias](Tape& t, Tensor dy) mutable {
-    t.add_gradient(residual_id, dy);
+    t.add_gradient(residual_id, dy, t.gradient_extras());
     AtHand at_hand = write_fp8_gradients(t, dy, x_id >= 0, std::exchange(kept, {}), weight, bias);
     if (x_id < 0) return;
     Tensor dx = t.activation(x_shape, dy.dtype(), "linear input gradient");
     run_fp8_input_gradient(t, dy, std::move(at_hand), weight, as_matrix(dx));
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.split_output(std::move(y), std::move(backward));
+  Value output = tape.split_output(std::move(y), std::move(backward));
+  want_bias_gradient(tape, output, bias);
+  return output;
 }
 
 }  // namespace tessera::ops

@@ -25,17 +25,20 @@ Value linear(Tape& tape, const Value& x, Parameter& weight, Parameter* bias, con
                    x_shape = x.shape(),
                    saved = weight.trainable || !groups.empty() ? Saved(x) : Saved(), &weight, bias,
                    groups = std::move(groups)](Tape& t, Tensor dy) mutable {
-    t.add_gradient(residual_id, dy);
+    t.add_gradient(residual_id, dy, t.gradient_extras());
     const TensorView dy2 = as_matrix(dy);
     for (LowRankGroup& group : groups) group.run_backward(kOp, t, dy, saved);
-    write_linear_gradients(kOp, t, {dy, dy2}, std::exchange(saved, {}), weight, bias);
+    write_linear_gradients(kOp, t, {dy, dy2, t.gradient_extras().column_sums},
+                           std::exchange(saved, {}), weight, bias);
     if (x_id < 0) return;
     Tensor dx = t.activation(x_shape, dy.dtype(), "linear input gradient");
     run_input_gradient(t, dy2, weight, as_matrix(dx));
     for (LowRankGroup& group : groups) group.add_input_gradient(t, as_matrix(dx), true);
     t.add_gradient(x_id, std::move(dx));
   };
-  return tape.split_output(std::move(y), std::move(backward));
+  Value output = tape.split_output(std::move(y), std::move(backward));
+  want_bias_gradient(tape, output, bias);
+  return output;
 }
 
 }  // namespace tessera::ops

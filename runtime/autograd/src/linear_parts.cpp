@@ -44,22 +44,45 @@ void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weigh
   if (gelu_input) tape.charge(gelu_backward_cost(dx));
 }
 
-namespace {
+void want_bias_gradient(Tape& tape, const Value& y, const Parameter* bias) {
+  const bool wants = bias != nullptr && bias->trainable && y.dtype() != DType::kFloat32;
+  if (wants && tape.options().device == DeviceKind::kCuda) tape.want_column_sums(y);
+}
 
-void run_parameter_gradients(const char* op, Tape& tape, const TensorView& dy, const Saved& x,
-                             Parameter& weight, Parameter* bias) {
-  GradientTarget db;
-  if (bias != nullptr && bias->gradient) {
-    check_gradient(op, "bias", *bias);
-    db = gradient_target(*bias);
-    tape.charge(elementwise_cost(dy, 1, 1));
-  }
-  if (!weight.gradient) {
-    if (!db.view) return;
+void write_bias_gradient(const char* op, Tape& tape, const TensorView& dy,
+                         const Tensor& column_sums, Parameter& bias) {
+  if (!bias.gradient) return;
+  check_gradient(op, "bias", bias);
+  const GradientTarget db = gradient_target(bias);
+  if (!column_sums) {
     tape.kernels().bias_gradient({.dy = dy, .db = db.view, .accumulate = db.accumulate},
                                  tape.stream());
-    return;
+    tape.charge(elementwise_cost(dy, 1, 1));
+  } else if (db.accumulate) {
+    tape.kernels().add({.src = column_sums, .dst = db.view}, tape.stream());
+    tape.charge(elementwise_cost(db.view, 1, 3));
+  } else {
+    tape.kernels().cast({.src = column_sums, .dst = db.view}, tape.stream());
+    tape.charge(elementwise_cost(db.view, 0, 2));
   }
+}
+
+namespace {
+
+void run_parameter_gradients(const char* op, Tape& tape, const OutputGradient& gradient,
+                             const Saved& x, Parameter& weight, Parameter* bias) {
+  const TensorView& dy = gradient.dy;
+  GradientTarget db;
+  if (bias != nullptr && bias->gradient) {
+    if (!weight.gradient || gradient.column_sums) {
+      write_bias_gradient(op, tape, dy, gradient.column_sums, *bias);
+    } else {
+      check_gradient(op, "bias", *bias);
+      db = gradient_target(*bias);
+      tape.charge(elementwise_cost(dy, 1, 1));
+    }
+  }
+  if (!weight.gradient) return;
   check_gradient(op, "weight", weight);
   const GradientTarget dw = gradient_target(weight);
   const Tensor x_tensor = x.get();
@@ -82,7 +105,7 @@ void write_linear_gradients(const char* op, Tape& tape, OutputGradient dy, Saved
   if (tape.is_split()) x = x.computed();
   tape.write_gradients({&weight, bias},
                        [op, dy = std::move(dy), x = std::move(x), &weight, bias](Tape& t) {
-                         run_parameter_gradients(op, t, dy.dy, x, weight, bias);
+                         run_parameter_gradients(op, t, dy, x, weight, bias);
                        });
 }
 

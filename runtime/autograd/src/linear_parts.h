@@ -27,11 +27,19 @@ TensorView checked_residual(const char* op, const Value* residual, const Tensor&
 void run_input_gradient(Tape& tape, const TensorView& dy, const Parameter& weight,
                         const TensorView& dx, const TensorView& gelu_input = {});
 
-/// The gradient of a linear layer's output, (rows, O), and the tensor that it lies in.
+/// The gradient of a linear layer's output, (rows, O), the tensor that it lies in, and what came
+/// beside it.
 struct OutputGradient {
   Tensor holder;
   TensorView dy;
+  Tensor column_sums = {};
 };
+/// On a GPU kernels can add up the columns of a gradient that they make, which are the gradient of
+/// a bias; a CPU's passes over memory would be as many.
+void want_bias_gradient(Tape& tape, const Value& y, const Parameter* bias);
+/// db (O) [+]= column sums of dy (rows, O), which are there or are made.
+void write_bias_gradient(const char* op, Tape& tape, const TensorView& dy,
+                         const Tensor& column_sums, Parameter& bias);
 /// dW (O, I) [+]= dy^T x;  db (O) [+]= column sums of dy; by Tape::write_gradients. Gradients that
 /// are not wanted are skipped. `op` is a literal.
 void write_linear_gradients(const char* op, Tape& tape, OutputGradient dy, Saved x,

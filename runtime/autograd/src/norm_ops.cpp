@@ -49,10 +49,16 @@ struct NormBackward {
     } else {
       dx = reuse_or_allocate(tape, dy, "layer norm input gradient");
     }
-    run(tape, x.get(), dy, gamma.value, collected, dx, sums);
+    GradientExtras extras;
+    if (x_id >= 0) extras.magnitude = tape.magnitude_word(dx.dtype());
+    if (tape.wants_column_sums(x_id)) {
+      extras.column_sums =
+          tape.activation(gamma.value.shape, DType::kFloat32, "column sums of a gradient");
+    }
+    run(tape, x.get(), dy, gamma.value, collected, dx, sums, extras);
     dy = {};  // now dx has its memory to itself
     collected = {};
-    tape.add_gradient(x_id, std::move(dx));
+    tape.add_gradient(x_id, std::move(dx), std::move(extras));
     if (again) write_gradients(tape, std::move(again));
   }
 
@@ -62,7 +68,8 @@ struct NormBackward {
   }
 
   void run(Tape& tape, const Tensor& normalised, const Tensor& dy, const TensorView& gammas,
-           const Tensor& collected, const Tensor& dx, SmallGradients& sums) const {
+           const Tensor& collected, const Tensor& dx, SmallGradients& sums,
+           const GradientExtras& extras = {}) const {
     tape.kernels().layer_norm_backward(
         {.dy = as_matrix(dy),
          .x = as_matrix(normalised),
@@ -74,7 +81,9 @@ struct NormBackward {
          .dgamma = sums.first,
          .dbeta = sums.second,
          .accumulate_parameters = sums.accumulate,
-         .gamma_offset = gamma_offset},
+         .gamma_offset = gamma_offset,
+         .amax = extras.magnitude,
+         .dx_sums = extras.column_sums},
         tape.stream());
     sums.finish(tape);
     tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
@@ -98,6 +107,7 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta, 
   check_arguments("layer_norm", x, gamma, &beta);
   Statistics statistics = allocate_statistics(tape, leading_rows(x.shape()));
   Tensor y = tape.activation(x.shape(), x.dtype(), "layer norm output");
+  Tensor magnitude = tape.magnitude_word(x.dtype());
   tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
                                      .residual = {},
                                      .sum = {},
@@ -106,27 +116,34 @@ Value layer_norm(Tape& tape, const Value& x, Parameter& gamma, Parameter& beta, 
                                      .y = as_matrix(y),
                                      .mean = statistics.mean,
                                      .rstd = statistics.rstd,
-                                     .epsilon = epsilon},
+                                     .epsilon = epsilon,
+                                     .amax = magnitude},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 8, 2));
-  return tape.split_output(std::move(y),
-                           NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta});
+  return with_magnitude(
+      tape.split_output(std::move(y),
+                        NormBackward{x.id, Saved(x), std::move(statistics), gamma, &beta}),
+      std::move(magnitude));
 }
 
 Value rms_norm(Tape& tape, const Value& x, Parameter& gamma, float epsilon, float gamma_offset) {
   check_arguments("rms_norm", x, gamma, nullptr);
   Statistics statistics = allocate_rms_statistics(tape, leading_rows(x.shape()));
   Tensor y = tape.activation(x.shape(), x.dtype(), "RMS norm output");
+  Tensor magnitude = tape.magnitude_word(x.dtype());
   tape.kernels().layer_norm_forward({.x = as_matrix(x.tensor),
                                      .gamma = gamma.value,
                                      .y = as_matrix(y),
                                      .rstd = statistics.rstd,
                                      .epsilon = epsilon,
-                                     .gamma_offset = gamma_offset},
+                                     .gamma_offset = gamma_offset,
+                                     .amax = magnitude},
                                     tape.stream());
   tape.charge(elementwise_cost(y, 4, 2));
-  return tape.split_output(std::move(y), NormBackward{x.id, Saved(x), std::move(statistics), gamma,
-                                                      nullptr, gamma_offset});
+  return with_magnitude(
+      tape.split_output(std::move(y), NormBackward{x.id, Saved(x), std::move(statistics), gamma,
+                                                   nullptr, gamma_offset}),
+      std::move(magnitude));
 }
 
 namespace {
@@ -142,6 +159,7 @@ SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, 
       beta != nullptr ? allocate_statistics(tape, rows) : allocate_rms_statistics(tape, rows);
   Tensor sum = reuse_or_allocate(tape, x.tensor, "residual sum");
   Tensor y = tape.activation(sum.shape(), sum.dtype(), "norm output");
+  Tensor magnitude = tape.magnitude_word(y.dtype());
   tape.kernels().layer_norm_forward(
       {.x = as_matrix(x.tensor),
        .residual = as_matrix(residual.tensor),
@@ -152,17 +170,19 @@ SumAndNorm add_norm(Tape& tape, const char* op, Value x, const Value& residual, 
        .mean = statistics.mean ? statistics.mean.view() : TensorView(),
        .rstd = statistics.rstd,
        .epsilon = epsilon,
-       .gamma_offset = gamma_offset},
+       .gamma_offset = gamma_offset,
+       .amax = magnitude},
       tape.stream());
   tape.charge(elementwise_cost(y, beta != nullptr ? 9 : 5, 4));
 
   Value sum_value = tape.split_output(std::move(sum), [ids](Tape& t, Tensor gradient) {
-    t.add_gradient(ids[0], gradient);
-    t.add_gradient(ids[1], std::move(gradient));
+    t.add_gradient(ids[0], gradient, t.gradient_extras());
+    t.add_gradient(ids[1], std::move(gradient), t.gradient_extras());
   });
   NormBackward backward{sum_value.id, Saved(sum_value), std::move(statistics), gamma,
                         beta,         gamma_offset};
-  Value norm = tape.split_output(std::move(y), std::move(backward));
+  Value norm =
+      with_magnitude(tape.split_output(std::move(y), std::move(backward)), std::move(magnitude));
   return {.sum = std::move(sum_value), .norm = std::move(norm)};
 }
 

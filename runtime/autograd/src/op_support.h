@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "tessera/autograd/ops.h"
 #include "tessera/core/error.h"
@@ -23,6 +24,12 @@ inline std::int64_t leading_rows(const Shape& shape) {
 /// The elements as (rows, last dimension).
 inline TensorView as_matrix(const TensorView& view) {
   return view.reshape(Shape{leading_rows(view.shape), last_dim(view.shape)});
+}
+
+/// A value with the largest magnitude that the kernel which wrote it has left.
+inline Value with_magnitude(Value value, Tensor magnitude) {
+  value.magnitude = std::move(magnitude);
+  return value;
 }
 
 /// `shape` with another last dimension.

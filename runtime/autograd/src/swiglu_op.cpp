@@ -5,9 +5,12 @@
 namespace tessera::ops {
 namespace {
 
-void run_forward(Tape& tape, const TensorView& x, const TensorView& y, GateFunction function) {
-  tape.kernels().swiglu_forward({.x = as_matrix(x), .y = as_matrix(y), .function = function},
-                                tape.stream());
+/// `magnitude`: where the largest one is left; empty: nowhere.
+void run_forward(Tape& tape, const TensorView& x, const TensorView& y, GateFunction function,
+                 const TensorView& magnitude = {}) {
+  tape.kernels().swiglu_forward(
+      {.x = as_matrix(x), .y = as_matrix(y), .function = function, .amax = magnitude},
+      tape.stream());
   tape.charge(elementwise_cost(y, function == GateFunction::kSilu ? 7 : 11, 3));
 }
 
@@ -19,8 +22,11 @@ Value gated(Tape& tape, const char* op, Value x, GateFunction function) {
           x.shape(), ", and its last dimension must be gate and up, as many of both");
   const Shape shape = with_last_dim(x.shape(), width / 2);
   Tensor y = tape.activation(shape, x.dtype(), concat(op, " output"));
-  run_forward(tape, x.tensor, y, function);
-  if (!tape.recording()) return tape.split_output(std::move(y), nullptr);
+  Tensor magnitude = tape.magnitude_word(x.dtype());
+  run_forward(tape, x.tensor, y, function, magnitude);
+  if (!tape.recording()) {
+    return with_magnitude(tape.split_output(std::move(y), nullptr), std::move(magnitude));
+  }
 
   auto remake = tape.rematerialization([op, shape, function, saved = Saved(x)](Tape& t) {
     const Tensor x_tensor = saved.get();
@@ -33,15 +39,20 @@ Value gated(Tape& tape, const char* op, Value x, GateFunction function) {
     Tensor x_tensor = saved.get();
     saved = {};
     Tensor dx = reuse_or_allocate(t, x_tensor, concat(op, " input gradient").c_str());
-    t.kernels().swiglu_backward(
-        {.x = as_matrix(x_tensor), .dy = as_matrix(dy), .dx = as_matrix(dx), .function = function},
-        t.stream());
+    Tensor of_dx = t.magnitude_word(dx.dtype());
+    t.kernels().swiglu_backward({.x = as_matrix(x_tensor),
+                                 .dy = as_matrix(dy),
+                                 .dx = as_matrix(dx),
+                                 .function = function,
+                                 .amax = of_dx},
+                                t.stream());
     t.charge(elementwise_cost(dy, function == GateFunction::kSilu ? 12 : 18, 5));
     dy = {};
     x_tensor = {};  // now dx has its memory to itself
-    t.add_gradient(x_id, std::move(dx));
+    t.add_gradient(x_id, std::move(dx), {.magnitude = std::move(of_dx)});
   };
-  return tape.split_output(std::move(y), std::move(backward), std::move(remake));
+  return with_magnitude(tape.split_output(std::move(y), std::move(backward), std::move(remake)),
+                        std::move(magnitude));
 }
 
 }  // namespace

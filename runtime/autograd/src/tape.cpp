@@ -35,6 +35,7 @@ struct Tape::Node {
   Shape shape;
   DType dtype = DType::kFloat32;
   Backward backward;
+  bool wants_column_sums = false;
 };
 
 Tape::Tape(Memory& memory, Stream& stream, const Batch& batch, TapeOptions options)
@@ -138,10 +139,13 @@ Tensor Tape::replay(const Value& output, Tensor output_gradient) {
   for (int id = static_cast<int>(nodes_.size()) - 1; id >= 0; --id) {
     const Node node = std::move(nodes_.back());
     nodes_.pop_back();
-    Tensor gradient = std::move(gradients_.back());
+    Gradient gradient = std::move(gradients_.back());
     gradients_.pop_back();
-    if (id == input_id_) input_gradient = std::move(gradient);
-    if (gradient && node.backward) node.backward(*this, std::move(gradient));
+    if (id == input_id_) input_gradient = std::move(gradient.sum);
+    if (!gradient.sum || !node.backward) continue;
+    extras_ = std::move(gradient.extras);
+    node.backward(*this, std::move(gradient.sum));
+    extras_ = {};
   }
   return input_gradient;
 }
@@ -151,7 +155,7 @@ void Tape::check_id(int id, const char* use) const {
           ": the tape has no value ", id, " that still waits for its backward");
 }
 
-void Tape::add_gradient(int id, Tensor gradient) {
+void Tape::add_gradient(int id, Tensor gradient, GradientExtras extras) {
   if (id < 0) return;
   check_id(id, "add_gradient");
   const Node& node = nodes_[static_cast<std::size_t>(id)];
@@ -159,11 +163,13 @@ void Tape::add_gradient(int id, Tensor gradient) {
           ErrorCode::kInvalidArgument, "a gradient of shape ", gradient.shape(), " and ",
           to_string(gradient.dtype()), " was given to a value of shape ", node.shape, " and ",
           to_string(node.dtype));
-  Tensor& sum = gradients_[static_cast<std::size_t>(id)];
+  auto& [sum, extras_of_sum] = gradients_[static_cast<std::size_t>(id)];
   if (!sum) {
     sum = std::move(gradient);
+    extras_of_sum = std::move(extras);
     return;
   }
+  extras_of_sum = {};
   // A sum is the same in both orders, so either of the two may be the one written to.
   if (sum.use_count() != 1 && gradient.use_count() == 1) std::swap(sum, gradient);
   if (sum.use_count() == 1) {
@@ -181,7 +187,24 @@ void Tape::add_gradient(int id, Tensor gradient) {
 Tensor Tape::take_gradient(int id) {
   if (id < 0) return {};
   check_id(id, "take_gradient");
-  return std::exchange(gradients_[static_cast<std::size_t>(id)], Tensor());
+  return std::exchange(gradients_[static_cast<std::size_t>(id)], {}).sum;
+}
+
+void Tape::want_column_sums(const Value& value) {
+  if (value.id < 0) return;
+  check_id(value.id, "want_column_sums");
+  nodes_[static_cast<std::size_t>(value.id)].wants_column_sums = true;
+}
+
+bool Tape::wants_column_sums(int id) const {
+  if (id < 0) return false;
+  check_id(id, "wants_column_sums");
+  return nodes_[static_cast<std::size_t>(id)].wants_column_sums;
+}
+
+Tensor Tape::magnitude_word(DType dtype) {
+  if (!options_.leaves_magnitudes || dtype != DType::kBFloat16) return {};
+  return activation(Shape{1}, DType::kInt32, "largest magnitude");
 }
 
 Tensor Tape::activation(Shape shape, DType dtype, std::string_view what) {

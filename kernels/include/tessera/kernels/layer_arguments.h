@@ -73,9 +73,11 @@ struct LayerNormForwardArgs {
   float epsilon = 1e-5F;
   /// Added to gamma in an RMS norm: 1 where weights are differences from 1, as Gemma's are.
   float gamma_offset = 0.0F;
+  TensorView amax{};  // (1); int32; optional: receives what AmaxArgs leaves of y
 };
 
 /// dx = gradient through the normalisation [+ d_residual]; dgamma and dbeta are summed over rows.
+/// Column sums of dx as it is stored are the gradient of a bias, if x was a linear layer's output.
 /// Without mean it is that of the RMS norm, which has no dbeta.
 struct LayerNormBackwardArgs {
   TensorView dy{};               // (rows, C); T
@@ -87,6 +89,8 @@ struct LayerNormBackwardArgs {
   TensorView dgamma{}, dbeta{};  // (C); fp32, bf16 or fp16; optional (with a mean both or none)
   bool accumulate_parameters = false;  ///< add to dgamma and dbeta instead of overwriting
   float gamma_offset = 0.0F;           ///< as in forward
+  TensorView amax{};                   // (1); int32; optional: receives what AmaxArgs leaves of dx
+  TensorView dx_sums{};                // (C); fp32; optional: receives the column sums of dx
 };
 
 /// GELU is x Phi(x), Phi the distribution of a normal number. The tanh form, 0.5 x (1 +
@@ -98,6 +102,7 @@ struct GeluForwardArgs {
   TensorView x{};  // any shape; T
   TensorView y{};  // same shape; may alias x
   GeluForm form = GeluForm::kTanh;
+  TensorView amax{};  // (1); int32; optional: receives what AmaxArgs leaves of y
 };
 
 /// dx = dy * gelu'(x).
@@ -106,6 +111,7 @@ struct GeluBackwardArgs {
   TensorView dy{};  // T
   TensorView dx{};  // T; may alias dy
   GeluForm form = GeluForm::kTanh;
+  TensorView amax{};  // (1); int32; optional: receives what AmaxArgs leaves of dx
 };
 
 /// y = x / (1 + exp(-x)), which is SiLU, or Swish.
@@ -149,6 +155,7 @@ struct SwigluForwardArgs {
   TensorView x{};  // (rows, 2 F); T: F columns of gate, then F of up
   TensorView y{};  // (rows, F); T
   GateFunction function = GateFunction::kSilu;
+  TensorView amax{};  // (1); int32; optional: receives what AmaxArgs leaves of y
 };
 
 /// d gate = dy * up * f'(gate), d up = dy * f(gate).
@@ -157,6 +164,7 @@ struct SwigluBackwardArgs {
   TensorView dy{};  // (rows, F); T
   TensorView dx{};  // (rows, 2 F); T; may alias x
   GateFunction function = GateFunction::kSilu;
+  TensorView amax{};  // (1); int32; optional: receives what AmaxArgs leaves of dx
 };
 
 /// y = cap * tanh(x / cap), which keeps y within (-cap, cap).

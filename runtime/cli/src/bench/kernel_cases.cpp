@@ -151,8 +151,15 @@ PreparedKernel dequantize(KernelLab& lab, WeightFormat format, DType t) {
                  bytes_of({args.dst}));
 }
 
-void add_rows(Cases to, DType t) {
-  to.add("layer_norm_forward", &KernelTable::layer_norm_forward, [t](Operands& o) {
+/// Where a largest magnitude is: that of 1.0.
+TensorView magnitude_word(Operands& o) {
+  return TensorView(o.integers(1, 0x3f800000).data, DType::kInt32, Shape{1});
+}
+
+/// `leaves`: with what fp8 and biases need of their results.
+void add_norms(Cases to, DType t, bool leaves) {
+  const std::string amax = leaves ? "/amax" : "", sums = leaves ? "/amax,sums" : "";
+  to.add("layer_norm_forward" + amax, &KernelTable::layer_norm_forward, [=](Operands& o) {
     const auto rows = [&] { return o.random(o.rows(), t); };
     return LayerNormForwardArgs{.x = rows(),
                                 .residual = rows(),
@@ -161,20 +168,28 @@ void add_rows(Cases to, DType t) {
                                 .beta = o.random({o.size.channels}, t),
                                 .y = rows(),
                                 .mean = o.empty({o.size.tokens()}, kFloat),
-                                .rstd = o.empty({o.size.tokens()}, kFloat)};
+                                .rstd = o.empty({o.size.tokens()}, kFloat),
+                                .amax = leaves ? magnitude_word(o) : TensorView()};
   });
-  to.add("layer_norm_backward", &KernelTable::layer_norm_backward, [t](Operands& o) {
+  to.add("layer_norm_backward" + sums, &KernelTable::layer_norm_backward, [=](Operands& o) {
     const auto rows = [&] { return o.random(o.rows(), t); };
-    return LayerNormBackwardArgs{.dy = rows(),
-                                 .x = rows(),
-                                 .mean = o.constant({o.size.tokens()}, 0.0F),
-                                 .rstd = o.constant({o.size.tokens()}, 1.0F),
-                                 .gamma = o.random({o.size.channels}, t),
-                                 .d_residual = rows(),
-                                 .dx = rows(),
-                                 .dgamma = o.empty({o.size.channels}, kFloat),
-                                 .dbeta = o.empty({o.size.channels}, kFloat)};
+    return LayerNormBackwardArgs{
+        .dy = rows(),
+        .x = rows(),
+        .mean = o.constant({o.size.tokens()}, 0.0F),
+        .rstd = o.constant({o.size.tokens()}, 1.0F),
+        .gamma = o.random({o.size.channels}, t),
+        .d_residual = rows(),
+        .dx = rows(),
+        .dgamma = o.empty({o.size.channels}, kFloat),
+        .dbeta = o.empty({o.size.channels}, kFloat),
+        .amax = leaves ? magnitude_word(o) : TensorView(),
+        .dx_sums = leaves ? o.empty({o.size.channels}, kFloat) : TensorView()};
   });
+}
+
+void add_rows(Cases to, DType t) {
+  for (const bool leaves : {false, true}) add_norms(to, t, leaves);
   // The columns of an MLP's projection input are scaled.
   to.add("scale_columns_forward", &KernelTable::scale_columns_forward, [t](Operands& o) {
     const Shape shape = o.hidden();
@@ -220,6 +235,11 @@ void add_activations(Cases to, DType t) {
   };
   forward("gelu_forward", &KernelTable::gelu_forward);
   backward("gelu_backward", &KernelTable::gelu_backward);
+  to.add("gelu_backward/amax", &KernelTable::gelu_backward, [=](Operands& o) {
+    const auto hidden = [&] { return o.random(o.hidden(), t); };
+    return GeluBackwardArgs{
+        .x = hidden(), .dy = hidden(), .dx = hidden(), .amax = magnitude_word(o)};
+  });
   forward("silu_forward", &KernelTable::silu_forward);
   backward("silu_backward", &KernelTable::silu_backward);
   forward("relu_forward", &KernelTable::relu_forward);
@@ -250,9 +270,7 @@ void add_activations(Cases to, DType t) {
 
 /// An activation's largest magnitude, its codes in E4M3, and back.
 void add_fp8(Cases to, DType t) {
-  const auto magnitude = [](Operands& o) {
-    return TensorView(o.integers(1, 0x3f800000).data, DType::kInt32, Shape{1});  // of 1.0
-  };
+  const auto magnitude = magnitude_word;
   to.add("amax", &KernelTable::amax,
          [=](Operands& o) { return AmaxArgs{.x = o.random(o.hidden(), t), .amax = magnitude(o)}; });
   to.add("fp8_encode", &KernelTable::fp8_encode, [=](Operands& o) {

@@ -25,6 +25,10 @@ class LayerParameters {
   LayerParameters(const Schedule& schedule, const ModelLayout& layout, const StepBuffers& buffers,
                   const Fp8Options& fp8);
 
+  /// Whether the layer rounds tensors to fp8 by scales of their largest magnitudes.
+  bool scales_by_magnitude(int layer) const {
+    return fp8_[static_cast<std::size_t>(layer)].any() && !options_.is_delayed();
+  }
   /// Points the layer's parameters, and their gradients, to where the action's operands are.
   std::span<Parameter> bind(const Action& action);
   /// Dequantises a unit's parameters, whole, for the layers that read them.

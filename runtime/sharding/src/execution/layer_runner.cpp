@@ -133,6 +133,12 @@ const Batch* LayerRunner::batch_of(const Action& a) const {
   return batch == nullptr ? nullptr : &batches_.at(schedule_.buffer(*batch).micro_step);
 }
 
+/// The CPU's kernels would read what they have written once more, as a pass does.
+bool LayerRunner::leaves_magnitudes(int layer) const {
+  return options_.device == DeviceKind::kCuda && schedule_.purpose == Purpose::kTrain &&
+         parameters_.scales_by_magnitude(layer);
+}
+
 TapeOptions LayerRunner::tape_options(const Action& a, bool record,
                                       const TensorView& loss_scale) const {
   const std::string& name = model_.layers[static_cast<std::size_t>(a.layer)]->name();
@@ -150,6 +156,7 @@ TapeOptions LayerRunner::tape_options(const Action& a, bool record,
           .threads = options_.threads,
           .device = options_.device,
           .cuda_kernels = options_.cuda_kernels,
+          .leaves_magnitudes = leaves_magnitudes(a.layer),
           .kernels = kernels_};
 }
 

@@ -91,6 +91,7 @@ class LayerRunner {
 
  private:
   const Batch* batch_of(const Action& action) const;
+  bool leaves_magnitudes(int layer) const;
   TapeOptions tape_options(const Action& action, bool record, const TensorView& loss_scale) const;
   std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.

@@ -57,6 +57,7 @@ struct Value {
   Tensor tensor;
   int id = -1;  ///< -1: no gradient flows to it
   std::shared_ptr<Rematerialization> remake = nullptr;
+  Tensor magnitude = {};  ///< see TapeOptions::leaves_magnitudes
 
   const Shape& shape() const { return tensor.shape(); }
   DType dtype() const { return tensor.dtype(); }
@@ -77,6 +78,13 @@ class Saved {
  private:
   Tensor tensor_;
   std::shared_ptr<Rematerialization> remake_;
+};
+
+/// What the kernel that wrote a gradient has left beside it, so that no pass has to find it; empty
+/// where it has not.
+struct GradientExtras {
+  Tensor magnitude{};    ///< (1); int32: the word of AmaxArgs, see TapeOptions::leaves_magnitudes
+  Tensor column_sums{};  ///< (C); fp32: of the gradient as a matrix (rows, C)
 };
 
 struct TapeOptions {
@@ -111,6 +119,10 @@ struct TapeOptions {
   /// Whose kernels run: of the tape's device or, on the sim device, of the one that it stands for.
   DeviceKind device = DeviceKind::kCpu;
   CudaKernelOptions cuda_kernels{};  ///< of the stream; the scratch of kernels depends on them
+  /// The layer rounds tensors to fp8 by scales of their largest magnitude. Kernels that write bf16
+  /// tensors which a linear layer may read leave the word of AmaxArgs in Value::magnitude, or
+  /// beside a gradient, so that no pass has to find it.
+  bool leaves_magnitudes = false;
   /// Other kernels than those of the tape's device; see planning().
   const KernelTable* kernels = nullptr;
 };
@@ -203,7 +215,15 @@ class Tape {
   std::shared_ptr<Rematerialization> rematerialization(Remake remake);
   /// Adds to d / d value `id`; does nothing for -1. Takes the tensor over; a tensor that others
   /// share is never written to.
-  void add_gradient(int id, Tensor gradient);
+  void add_gradient(int id, Tensor gradient, GradientExtras extras = {});
+  /// Within a `backward`: of the gradient that it got, if that is all that was added.
+  const GradientExtras& gradient_extras() const { return extras_; }
+  /// The backward of this value adds up the columns of its gradient, which it finds in
+  /// GradientExtras where a kernel that makes the gradient can add them up on its way.
+  void want_column_sums(const Value& value);
+  bool wants_column_sums(int id) const;
+  /// Where a kernel is to leave the largest magnitude of a tensor of this type; empty: nowhere.
+  Tensor magnitude_word(DType dtype);
   /// Moves out what add_gradient has collected for `id` (empty if nothing), for a kernel that adds
   /// to it on its way; the sum goes back by add_gradient. Write to it only if its use_count() is 1.
   Tensor take_gradient(int id);
@@ -232,8 +252,15 @@ class Tape {
   const KernelTable& kernels_;
   Batch batch_;
   TapeOptions options_;
-  std::vector<Node> nodes_;        // by value id
-  std::vector<Tensor> gradients_;  // by value id; what has been collected
+  /// What has been collected for a value.
+  struct Gradient {
+    Tensor sum;
+    GradientExtras extras;
+  };
+
+  std::vector<Node> nodes_;          // by value id
+  std::vector<Gradient> gradients_;  // by value id
+  GradientExtras extras_;            // of the running `backward`
   int input_id_ = -1;
   bool replayed_ = false;
   bool can_split_ = true;
