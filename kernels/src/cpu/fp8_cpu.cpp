@@ -149,7 +149,7 @@ HWY_INLINE Words words_at(const T* x) {
   return hn::Or(upper, hn::Min(lower, hn::Set(WordTag(), std::uint16_t{1})));
 }
 
-/// What codes of a format are made with.
+/// A format as words have it.
 struct WordLayout {
   constexpr explicit WordLayout(Fp8Format format)
       : of_fp32(layout_of(format)),
@@ -171,7 +171,7 @@ struct WordLayout {
 HWY_INLINE Words set_words(int value) {
   return hn::Set(WordTag(), static_cast<std::uint16_t>(value));
 }
-/// Of words that are no larger than 0x7fff.
+/// Compares words that are no larger than 0x7fff.
 HWY_INLINE auto is_less(Words a, Words b) {
   const hn::RebindToSigned<WordTag> di;
   return hn::RebindMask(WordTag(), hn::Lt(hn::BitCast(di, a), hn::BitCast(di, b)));
@@ -194,7 +194,7 @@ HWY_INLINE Words scaled_magnitudes(Words any, PowerOfTwo scale) {
   return hn::Min(hn::BitCast(d, hn::Max(scaled, hn::Zero(di))), set_words(kLayout.largest));
 }
 
-/// Of magnitudes that are normal or zero.
+/// The codes of magnitudes that are normal or zero, without signs.
 template <Fp8Format kFormat>
 HWY_INLINE Words normal_codes(Words magnitude) {
   constexpr WordLayout kLayout(kFormat);

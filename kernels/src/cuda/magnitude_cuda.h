@@ -22,7 +22,7 @@ __device__ std::uint32_t magnitude_word(T value) {
   return __float_as_uint(simt::to_float(value)) & 0x7fffffffU;
 }
 
-/// That of the values together.
+/// The largest word of the values together.
 template <typename T, int kSize>
 __device__ std::uint32_t largest_word(const T (&values)[kSize]) {
   std::uint32_t largest = 0;
@@ -37,7 +37,7 @@ __device__ inline void raise_by_block(std::uint32_t* amax, std::uint32_t largest
   if (threadIdx.x == 0 && largest != 0) atomicMax(amax, largest);
 }
 
-/// The same for a warp.
+/// Does the same for a warp.
 __device__ inline void raise_by_warp(std::uint32_t* amax, std::uint32_t largest) {
   largest = simt::warp_reduce(largest, LargerWord{});
   if (threadIdx.x % 32 == 0 && largest != 0) atomicMax(amax, largest);

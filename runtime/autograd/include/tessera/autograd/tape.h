@@ -80,8 +80,8 @@ class Saved {
   std::shared_ptr<Rematerialization> remake_;
 };
 
-/// What the kernel that wrote a gradient has left beside it, so that no pass has to find it; empty
-/// where it has not.
+/// A kernel that writes a gradient may leave these beside it, so that no pass has to find them;
+/// empty where it has not.
 struct GradientExtras {
   Tensor magnitude{};    ///< (1); int32: the word of AmaxArgs, see TapeOptions::leaves_magnitudes
   Tensor column_sums{};  ///< (C); fp32: of the gradient as a matrix (rows, C)
@@ -252,7 +252,7 @@ class Tape {
   const KernelTable& kernels_;
   Batch batch_;
   TapeOptions options_;
-  /// What has been collected for a value.
+  /// The gradient that has been collected for a value.
   struct Gradient {
     Tensor sum;
     GradientExtras extras;
