@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/launched_program.h"
+#include "tessera/lab/hardware_profile.h"
 
 // Comparisons of very small models.
 namespace tessera::compare_command_test {
@@ -291,6 +292,67 @@ TEST_F(Compare, CellsThatDoNotFitAreImpossible) {
   EXPECT_EQ(there.exit_code, 0) << there.err;
   EXPECT_THAT(there.out, AllOf(HasSubstr("impossible: no_shard, 64 ranks: each rank needs "),
                                HasSubstr("h100-sxm has ")));
+}
+
+TEST_F(Compare, MeasuresTheProfileBetweenItsRunsAndGoesOnWithIt) {
+  const std::vector<std::string> flags{
+      "--strategies", "no_shard",   "--ranks",  "2",   "--precisions",  "fp32,bf16",
+      "--data",       write_text(), "--steps",  "3",   "--repeats",     "2",
+      "--simulate",   "measured",   "--device", "cpu", "--time-budget", "0.1"};
+  const auto compare_again = [&](const std::vector<std::string>& more,
+                                 const std::function<void(pid_t)>& while_running = {}) {
+    std::vector<std::string> all = flags;
+    all.insert(all.end(), more.begin(), more.end());
+    return compare(all, while_running);
+  };
+  EXPECT_THAT(compare_again({"--only-simulate"}).err, HasSubstr("leave one of them out"));
+  const ProgramResult stopped = compare_again({}, [&](pid_t program) {
+    await([&] { return std::filesystem::exists(path("out/runs/steps-bf16-repeat-2.json")); });
+    kill(program, SIGINT);
+  });
+  EXPECT_EQ(stopped.exit_code, 128 + SIGINT) << stopped.err;
+  const auto place = [&](const std::string& words) { return stopped.err.find(words); };
+  EXPECT_LT(place("kernels alone and collectives: timed in"), place("repeat 1, no_shard"));
+  const std::size_t fp32_run = place("repeat 1, no_shard, 2 ranks, fp32:");
+  const std::size_t fp32_steps = place("repeat 1, kernels inside of steps, fp32: timed in");
+  EXPECT_LT(fp32_run, fp32_steps) << stopped.err;
+  EXPECT_LT(fp32_steps, place("repeat 1, no_shard, 2 ranks, bf16:")) << stopped.err;
+  const std::string first_steps = test::read_file(path("out/runs/steps-fp32-repeat-1.json"));
+  EXPECT_FALSE(find_profile(path("out/measured.json")).steps.empty()) << "of what is done";
+
+  std::filesystem::rename(path("out/results.json"), path("results.json"));
+  EXPECT_THAT(compare_again({}).err, HasSubstr("measured.json holds a profile already"));
+  std::filesystem::rename(path("results.json"), path("out/results.json"));
+  const ProgramResult resumed = compare_again({"--resume"});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, Not(HasSubstr("collectives: timed")));
+  EXPECT_THAT(resumed.err, Not(HasSubstr("repeat 1,")));
+  EXPECT_EQ(test::read_file(path("out/runs/steps-fp32-repeat-1.json")), first_steps);
+
+  const HardwareProfile profile = find_profile(path("out/measured.json"));
+  EXPECT_THAT(profile.steps.size(), ::testing::AnyOf(4U, 8U)) << "two of each kind on one core";
+  for (const StepTimes& steps : profile.steps) {
+    EXPECT_THAT(steps.source, HasSubstr("medians of 2 calibrations"));
+  }
+  const json all = results();
+  EXPECT_EQ(all.at("profile"), "measured");
+  EXPECT_THAT(all.at("profile_source"), HasSubstr("which this comparison measured"));
+  EXPECT_THAT(test::read_file(path("out/report.html")),
+              HasSubstr("which this comparison measured"));
+  const ProgramResult checked = run({"simulate", "--profile", path("out/measured.json"), "--check",
+                                     path("out/results.json"), "--format", "json"});
+  ASSERT_EQ(checked.exit_code, 0) << checked.err;
+  const json runs = json::parse(checked.out).at("runs");
+  ASSERT_THAT(runs, SizeIs(2));
+  for (std::size_t i = 0; i < 2; ++i) {
+    const json& predicted = all.at("cells")[i].at("predicted");
+    EXPECT_EQ(runs[i].at("predicted_seconds"), predicted.at("step_seconds"));
+    EXPECT_EQ(runs[i].at("half_width"), predicted.at("half_width"));
+    EXPECT_EQ(runs[i].at("evidence"), "measured");
+  }
+  // Nothing is left to do, and the predictions stay.
+  EXPECT_EQ(compare_again({"--resume"}).exit_code, 0);
+  EXPECT_EQ(results().at("cells"), all.at("cells"));
 }
 
 TEST_F(Compare, TheCommandInTheReportAsksForTheSame) {

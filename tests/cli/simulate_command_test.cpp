@@ -298,6 +298,40 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
   EXPECT_THAT(
       run({"simulate", "--profile", path("cpu.json"), "--ranks", "2", "--precision", "bf16"}).out,
       HasSubstr(" to "));
+  // Of several comparisons each has a table; what is said and learnt is of all together.
+  auto other = more;
+  other["model"] = "another";
+  for (int i = 0; i < 6; ++i) {
+    const double predicted = checked.at("runs")[0].at("predicted_seconds");
+    const double measured = predicted * (1.0 + 0.03 * (i - 2));
+    other["cells"][i]["repeats"][0]["step_seconds"] = {measured, measured};
+  }
+  std::ofstream(path("other.json")) << other.dump();
+  std::vector<std::string> learn_both = learn;
+  learn_both[4] += "," + path("other.json");
+  const std::string of_all = run(learn_both).out;
+  EXPECT_THAT(in_one_line(of_all), HasSubstr("within 9.0 %, by 12 configurations"));
+  EXPECT_THAT(of_all,
+              AllOf(HasSubstr("another\nprofile by-hand, 6 configurations"),
+                    HasSubstr("all 2 comparisons, 12 configurations"), HasSubstr("error: mean ")));
+  const std::vector<Residual> of_both = find_profile(path("cpu.json")).residuals;
+  ASSERT_EQ(of_both.size(), 1U);
+  EXPECT_NEAR(of_both[0].half_width, 0.09, 1e-9);
+  EXPECT_EQ(of_both[0].cells, 12);
+  EXPECT_THAT(of_both[0].source, HasSubstr("; another, "));
+  std::vector<std::string> both_as_json = as_json;
+  both_as_json[4] = learn_both[4];
+  const auto both = nlohmann::json::parse(run(both_as_json).out);
+  EXPECT_EQ(both.at("runs").size(), 12U);
+  EXPECT_EQ(both.at("steady"), 12);
+  EXPECT_EQ(both.at("runs")[11].at("results"), path("other.json"));
+  EXPECT_EQ(both.at("comparisons")[1].at("model"), "another");
+  EXPECT_EQ(both.at("comparisons")[1].at("configurations"), 6);
+  EXPECT_NEAR(both.at("worst_error").get<double>(), 1.0 - 1.0 / 1.09, 1e-9);
+  EXPECT_THAT(run({"simulate", "--profile", path("cpu.json"), "--check",
+                   path("out/results.json") + "," + path("none.json")})
+                  .err,
+              HasSubstr("none.json"));
   EXPECT_THAT(run({"simulate", "--check", path("out/results.json"), "--learn"}).err,
               HasSubstr("h100-sxm comes with Tessera"));
   const test::ProgramResult predicted =

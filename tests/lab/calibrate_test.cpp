@@ -50,6 +50,12 @@ TEST(Calibrate, MakesAProfileThatReadsBackAndPredictsSteps) {
   EXPECT_EQ(to_text(parse_profile(to_text(profile), "here.json")), to_text(profile));
   EXPECT_EQ(profile.device, "cpu");
   EXPECT_EQ(profile.cores.value, 2.0);
+  for (const Quantity& factor : {profile.under_gather, profile.under_reduce,
+                                 profile.memory_under_gather.value_or(profile.under_gather),
+                                 profile.memory_under_reduce.value_or(profile.under_reduce)}) {
+    EXPECT_GE(factor.value, 1.0);
+    EXPECT_NE(factor.source.find(" on 2 ranks"), std::string::npos) << factor.source;
+  }
 
   // Every kernel of a step has a rate of its own, in every dtype and for one thread and for two.
   const test::RandomTokens source(16, 64, false);

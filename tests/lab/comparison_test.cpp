@@ -34,6 +34,7 @@ Comparison some_comparison() {
                  .model = "gpt2-tiny",
                  .data = "12 tokens",
                  .profile = "h100-sxm",
+                 .profile_source = "of the file here.json",
                  .steps = 4,
                  .warmup_steps = 1,
                  .repeats = 1,

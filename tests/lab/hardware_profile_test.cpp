@@ -195,6 +195,21 @@ HardwareProfile with_steps() {
   return profile;
 }
 
+TEST(HardwareProfile, KernelsBoundByMemoryMayHaveFactorsOfTheirOwn) {
+  HardwareProfile profile = find_profile("h100-sxm");
+  EXPECT_EQ(to_text(profile).find("memory_under"), std::string::npos);
+  EXPECT_FALSE(parse_profile(to_text(profile), "old.json").memory_under_gather);
+  profile.memory_under_gather = {1.25, "measured"};
+  profile.memory_under_reduce = {1.5, "as well"};
+  const HardwareProfile read = parse_profile(to_text(profile), "here.json");
+  ASSERT_TRUE(read.memory_under_gather && read.memory_under_reduce);
+  EXPECT_EQ(read.memory_under_gather->value, 1.25);
+  EXPECT_EQ(read.memory_under_reduce->value, 1.5);
+  EXPECT_EQ(read.memory_under_reduce->source, "as well");
+  profile.memory_under_reduce->value = 0.75;
+  EXPECT_THAT(refusal(to_text(profile)), HasSubstr("must be at least 1, not 0.75"));
+}
+
 TEST(HardwareProfile, KeepsWhatStepsTookAndHowFarOffPredictionsWere) {
   const HardwareProfile profile = with_steps();
   const std::string text = to_text(profile);

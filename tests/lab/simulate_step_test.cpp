@@ -219,6 +219,27 @@ TEST(SimulatedStep, IsSlowerWhereCollectivesTakeLongAndWhereTheyDisturb) {
               0.6 * slow.seconds);
 }
 
+TEST(SimulatedStep, KernelsBoundByMemoryHaveTheirOwnFactorBesideCollectives) {
+  const Subject s = subject("full_shard", 8);
+  Cluster cluster = without_communication();
+  cluster.profile.node.latency.value = 20e-6;
+  HardwareProfile& profile = cluster.profile;
+  const auto busy_with = [&](double of_gemms, std::optional<double> of_memory) {
+    profile.under_gather.value = profile.under_reduce.value = of_gemms;
+    profile.memory_under_gather.reset();
+    if (of_memory) profile.memory_under_gather = {*of_memory, "a test"};
+    profile.memory_under_reduce = profile.memory_under_gather;
+    return simulate(s, cluster).of(Lane::kCompute).busy;
+  };
+  const double free = busy_with(1.0, std::nullopt), all = busy_with(2.0, std::nullopt);
+  EXPECT_DOUBLE_EQ(busy_with(1.0, 1.0), free);
+  EXPECT_DOUBLE_EQ(busy_with(2.0, 2.0), all);
+  for (const double one : {busy_with(2.0, 1.0), busy_with(1.0, 2.0)}) {
+    EXPECT_GT(one, 1.01 * free);
+    EXPECT_LT(one, 0.99 * all);
+  }
+}
+
 TEST(SimulatedStep, LanesThatWantMoreThreadsThanCoresShareThem) {
   const Subject s = subject("full_shard", 8);
   Cluster cluster = without_communication();

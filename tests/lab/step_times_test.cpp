@@ -137,6 +137,43 @@ TEST(StepTimes, OfCopiesAreOfAllOfThem) {
   EXPECT_EQ(threads.size(), 3U);
 }
 
+TEST(StepTimes, OfRepeatsAreTheirMedians) {
+  const auto repeat = [](double seconds) {
+    StepTimes steps{.model = "a model", .threads = 2, .source = "here", .step = 10.0 * seconds};
+    steps.gap = seconds / 8.0;
+    steps.kernels = {{.operation = "forward",
+                      .kernel = "gemm nt",
+                      .dtype = "fp32",
+                      .size = {8, 8, 8},
+                      .seconds = seconds,
+                      .spread = 0.03,
+                      .alone = 1.0,
+                      .calls = 4.0}};
+    return steps;
+  };
+  StepTimes with_more = repeat(4.0);
+  with_more.kernels.push_back(with_more.kernels.front());
+  with_more.kernels.back().kernel = "fill";
+  const StepTimes joined = median_of_repeats({repeat(2.0), with_more, repeat(2.5)});
+  EXPECT_EQ(joined.model, "a model");
+  EXPECT_EQ(joined.threads, 2);
+  EXPECT_EQ(joined.source, "here; medians of 3 calibrations");
+  EXPECT_EQ(joined.step, 25.0);
+  EXPECT_EQ(joined.gap, 2.5 / 8.0);
+  ASSERT_EQ(joined.kernels.size(), 2U);
+  EXPECT_EQ(joined.kernels[0].kernel, "fill");
+  EXPECT_EQ(joined.kernels[0].spread, 0.03) << "one repeat has it";
+  EXPECT_EQ(joined.kernels[1].seconds, 2.5);
+  EXPECT_EQ(joined.kernels[1].calls, 4.0);
+  // The quartiles of the repeats are 2.25 and 3.25.
+  EXPECT_DOUBLE_EQ(joined.kernels[1].spread, std::hypot(0.03, 1.0 / 2.5));
+  EXPECT_EQ(median_of_repeats({repeat(2.0)}).source, "here");
+  StepTimes of_another = repeat(2.0);
+  of_another.threads = 1;
+  EXPECT_THROW(median_of_repeats({repeat(2.0), of_another}), Error);
+  EXPECT_THROW(median_of_repeats({}), Error);
+}
+
 TEST(StepTimes, AreStoppedAndRefusedWithTheReason) {
   const Subject subject;
   TimedStep timed = subject.timed(2);

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "calibration_run.h"
+#include "cpu_contention.h"
 #include "kernel_calibration.h"
 #include "kernel_probes.h"
 #include "tessera/collectives/thread_group.h"
@@ -212,6 +213,7 @@ class Calibration {
  private:
   void time_kernels(HardwareProfile& profile, CalibrationRun& run);
   void time_collectives(HardwareProfile& profile, CalibrationRun& run);
+  void time_contention(HardwareProfile& profile, CalibrationRun& run);
   Quantity measured(double value) const { return {value, source_}; }
 
   const CalibrationOptions& options_;
@@ -219,6 +221,8 @@ class Calibration {
       concat("measured on ", options_.machine, ", ", options_.cores, " cores busy");
   KernelCalibration kernels_{source_, options_.coarseness};
   std::vector<std::tuple<int, CollectiveKind, std::int64_t>> collectives_;  ///< ranks, elements
+  /// Ranks, and whether it is a GEMM that runs beside the collective.
+  std::vector<std::tuple<int, CollectiveKind, bool>> contentions_;
 };
 
 void Calibration::time_kernels(HardwareProfile& profile, CalibrationRun& run) {
@@ -260,6 +264,28 @@ void Calibration::time_collectives(HardwareProfile& profile, CalibrationRun& run
   }
 }
 
+void Calibration::time_contention(HardwareProfile& profile, CalibrationRun& run) {
+  ContentionFactors factors;
+  std::unique_ptr<ContentionTeam> team;
+  int team_ranks = 0;
+  for (const auto& [ranks, kind, multiplies] : contentions_) {
+    run.announce(concat(multiplies ? "GEMMs" : "kernels bound by memory", " beside ",
+                        to_string(kind), " among ", ranks, " ranks"));
+    if (team_ranks != ranks) {
+      team.reset();
+      const int all = std::get<int>(contentions_.front());
+      team = std::make_unique<ContentionTeam>(ranks, std::max(options_.cores / all, 1),
+                                              options_.cores);
+      team_ranks = ranks;
+    }
+    const ContentionTime time = team->time(kind, multiplies, run.seconds_of_point());
+    run.finish();
+    run.record(time.alone);
+    factors.add(kind, multiplies, ranks, time);
+  }
+  factors.write(profile, source_);
+}
+
 HardwareProfile Calibration::run() {
   for (const int threads : teams_of(options_.cores)) {
     kernels_.add(threads, std::max(options_.cores / threads, 1));
@@ -274,11 +300,22 @@ HardwareProfile Calibration::run() {
       }
     }
   }
+  // As many ranks as keep all cores busy, and half of them.
+  constexpr int kMostRanks = 16;
+  const int all = std::clamp(options_.cores, 2, kMostRanks);
+  for (int ranks = all; ranks >= std::max(all / 2, 2); ranks = ranks > all / 2 ? all / 2 : 0) {
+    for (const CollectiveKind kind : {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter}) {
+      for (const bool multiplies : {true, false})
+        contentions_.emplace_back(ranks, kind, multiplies);
+    }
+  }
   HardwareProfile profile;
   profile.name = options_.name;
   profile.device = "cpu";
-  CalibrationRun run(options_, kernels_.size() + static_cast<int>(collectives_.size()));
+  CalibrationRun run(options_, kernels_.size() + static_cast<int>(collectives_.size()) +
+                                   static_cast<int>(contentions_.size()));
   time_collectives(profile, run);
+  time_contention(profile, run);
   profile.handover = measured(seconds_of_handover());
   time_kernels(profile, run);
   profile.noise = run.noise(options_.cores);
@@ -302,8 +339,6 @@ HardwareProfile Calibration::run() {
   profile.network = {.latency = {50e-6, "assumed: TCP"},
                      .hop = {50e-6, "assumed: TCP"},
                      .bandwidth = {1.25e9, "assumed: an adapter of 10 Gbit/s"}};
-  profile.under_gather = {1.0, "ranks share cores instead: see 'cores'"};
-  profile.under_reduce = profile.under_gather;
   return profile;
 }
 

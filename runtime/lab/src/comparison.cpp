@@ -263,6 +263,7 @@ Comparison comparison_of(const Json& json, const std::string& path) {
   comparison.model = object.text("model");
   comparison.data = object.text("data");
   comparison.profile = object.text("profile");
+  if (object.has("profile_source")) comparison.profile_source = object.text("profile_source");
   comparison.steps = object.count("steps");
   comparison.warmup_steps = object.count("warmup_steps");
   comparison.repeats = object.count("repeats_of_a_cell");
@@ -306,20 +307,22 @@ Comparison parse_comparison(const std::string& text, const std::string& path) {
 }
 
 std::string to_text(const Comparison& comparison) {
-  const Json json{{"kind", kKind},
-                  {"format", kComparisonFormat},
-                  {"version", comparison.version},
-                  {"date", comparison.date},
-                  {"machine", texts_to_json(comparison.machine)},
-                  {"command", comparison.command},
-                  {"model", comparison.model},
-                  {"data", comparison.data},
-                  {"profile", comparison.profile},
-                  {"steps", comparison.steps},
-                  {"warmup_steps", comparison.warmup_steps},
-                  {"repeats_of_a_cell", comparison.repeats},
-                  {"axes", comparison.axes},
-                  {"cells", list_to_json(comparison.cells, cell_to_json)}};
+  Json json{{"kind", kKind},
+            {"format", kComparisonFormat},
+            {"version", comparison.version},
+            {"date", comparison.date},
+            {"machine", texts_to_json(comparison.machine)},
+            {"command", comparison.command},
+            {"model", comparison.model},
+            {"data", comparison.data},
+            {"profile", comparison.profile},
+            {"profile_source", comparison.profile_source},
+            {"steps", comparison.steps},
+            {"warmup_steps", comparison.warmup_steps},
+            {"repeats_of_a_cell", comparison.repeats},
+            {"axes", comparison.axes},
+            {"cells", list_to_json(comparison.cells, cell_to_json)}};
+  if (comparison.profile_source.empty()) json.erase("profile_source");
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -86,7 +86,9 @@ constexpr const char* kOfPipelines =
 std::string method_of(const Comparison& comparison) {
   std::string text = comparison.repeats > 0 ? kMeasured : kPredicted;
   if (!comparison.profile.empty()) {
-    text += concat(" Simulated times are of the profile ", comparison.profile, "; trust them as ",
+    const std::string& source = comparison.profile_source;
+    text += concat(" Simulated times are of the profile ", comparison.profile,
+                   source.empty() ? "" : ", ", source, "; trust them as ",
                    trust_in(comparison.profile), ".");
   }
   if (comparison.repeats == 0 && std::ranges::any_of(front_places(comparison), &FrontPlace::open)) {

@@ -38,6 +38,10 @@ constexpr Field kQuantities[] = {
     {"under_gather", &HardwareProfile::under_gather},
     {"under_reduce", &HardwareProfile::under_reduce},
 };
+/// A file may leave them out.
+constexpr std::pair<const char*, std::optional<Quantity> HardwareProfile::*> kOfMemory[] = {
+    {"memory_under_gather", &HardwareProfile::memory_under_gather},
+    {"memory_under_reduce", &HardwareProfile::memory_under_reduce}};
 struct LinkField {
   const char* key;
   Quantity LinkProfile::*member;
@@ -200,6 +204,10 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
     profile.*field.member =
         quantity_of(object.take(field.key), object.place_of(field.key), field.may_be_zero);
   }
+  for (const auto& [key, member] : kOfMemory) {
+    if (!object.has(key)) continue;
+    profile.*member = quantity_of(object.take(key), object.place_of(key), false);
+  }
   for (const auto& [key, link] : kLinks) {
     ObjectReader of_link(object.take(key), object.place_of(key));
     for (const LinkField& field : kOfLinks) {
@@ -230,11 +238,14 @@ HardwareProfile profile_of(const Json& json, const std::string& path) {
     });
   }
   object.finish();
-  for (const Quantity& factor : {profile.under_gather, profile.under_reduce}) {
-    require(factor.value >= 1.0, ErrorCode::kConfig, "the profile '", path,
-            "': work is no faster while collectives run; 'under_gather' and 'under_reduce' must be "
-            "at least 1, not ",
-            factor.value);
+  for (const Quantity& factor : {profile.under_gather, profile.under_reduce,
+                                 profile.memory_under_gather.value_or(profile.under_gather),
+                                 profile.memory_under_reduce.value_or(profile.under_reduce)}) {
+    require(
+        factor.value >= 1.0, ErrorCode::kConfig, "the profile '", path,
+        "': work is no faster while collectives run; 'under_gather', 'under_reduce' and the same "
+        "of 'memory_' must be at least 1, not ",
+        factor.value);
   }
   return profile;
 }
@@ -380,6 +391,9 @@ std::string to_text(const HardwareProfile& profile) {
                                {"points", std::move(points)}});
   }
   for (const Field& field : kQuantities) json[field.key] = json_of(profile.*field.member);
+  for (const auto& [key, member] : kOfMemory) {
+    if (profile.*member) json[key] = json_of(*(profile.*member));
+  }
   for (const auto& [key, link] : kLinks) {
     for (const LinkField& field : kOfLinks) {
       json[key][field.key] = json_of(profile.*link.*field.member);

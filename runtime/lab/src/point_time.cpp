@@ -13,7 +13,7 @@ constexpr double kLongest = 4.0;
 /// Where it is not known how long threads ran: threads of the kernel, which run for microseconds,
 /// take a core a hundred times a second on some machines on which nothing else runs.
 constexpr double kPreemptionsPerSecond = 200.0, kFewPreemptions = 1.0;
-constexpr double kLeastRunning = 0.95, kMostSpread = 0.25;
+constexpr double kLeastRunning = 0.95, kMostSpreadOfBatches = 0.25;
 /// A point may take as long as so many points do on average.
 constexpr double kMostShares = 10.0;
 /// The untimed call, the one that tells how long a call is, and operands take time beside batches.
@@ -45,7 +45,7 @@ PointTime summarize(const std::vector<BatchTime>& batches, int calls) {
   const double spread = relative_spread(seconds);
   return {.seconds = std::ranges::min(seconds) / calls,
           .spread = spread,
-          .disturbed = disturbed || spread > kMostSpread};
+          .disturbed = disturbed || spread > kMostSpreadOfBatches};
 }
 
 PointTime time_point(double seconds, const std::function<BatchTime(int calls)>& run) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "cpu_contention.h"
 #include "stage_times.h"
 #include "tessera/core/error.h"
 #include "tessera/core/sim_device.h"
@@ -49,6 +50,7 @@ struct Costs {
   std::vector<double> seconds;
   std::vector<bool> is_handed_over;    ///< it begins when another lane lets it, see hand_over()
   std::vector<double> kernel_seconds;  ///< those of them that a lower clock stretches
+  std::vector<double> memory_share;    ///< of these, that of kernels bound by memory
   PredictedSeconds kernels;
   double handover = 0.0;  ///< by so much an action takes longer that is handed over
   double between = 0.0;   ///< two steps
@@ -74,6 +76,7 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
     costs.kernel_seconds.push_back(0.0);
+    costs.memory_share.push_back(0.0);
     costs.is_handed_over.push_back(waits_for_others(schedule, action));
     double seconds = times.gap();
     if (is_collective(action)) {
@@ -103,8 +106,11 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       seconds += update;
     } else {
       PredictedSeconds predicted;
+      double bound_by_memory = 0.0;
       for (const KernelCall& call : kernels[i]) {
-        predicted += times.of(call, action.operation->name);
+        const PredictedSeconds of_call = times.of(call, action.operation->name);
+        predicted += of_call;
+        if (call.flops <= 0.0) bound_by_memory += of_call.total();
         costs.flops += call.flops;
         const bool in_fp8 = call.gemm && is_fp8(*call.gemm);
         costs.flops_by_energy += call.flops * (in_fp8 ? kFp8Joules : 1.0);
@@ -113,6 +119,7 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
       }
       costs.kernels += predicted;
       costs.kernel_seconds.back() = predicted.total();
+      if (predicted.total() > 0.0) costs.memory_share.back() = bound_by_memory / predicted.total();
       seconds += predicted.total();
     }
     costs.seconds.push_back(seconds);
@@ -203,10 +210,19 @@ struct Running {
   double threads = 0.0;
 };
 
-SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int threads) {
+/// By how much work is slower beside a collective, of whose kernels such a share is bound by
+/// memory.
+double slowed(const Quantity& all, const std::optional<Quantity>& of_memory, double memory_share) {
+  return all.value + memory_share * (of_memory.value_or(all).value - all.value);
+}
+
+/// `memory_share` gives that of an action, by its index.
+SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int threads,
+                    std::function<double(std::size_t action)> memory_share) {
   const double cores = cores_of_a_rank(cluster, schedule.mesh.world_size());
-  return [&schedule, &profile = cluster.profile, cores, threads](std::span<const Work> running,
-                                                                 std::span<double> speeds) {
+  return [&schedule, &profile = cluster.profile, cores, threads,
+          memory_share = std::move(memory_share)](std::span<const Work> running,
+                                                  std::span<double> speeds) {
     const auto action_of = [&](const Work& work) -> const Action* {
       return work.action < 0 ? nullptr : &schedule.actions[static_cast<std::size_t>(work.action)];
     };
@@ -220,15 +236,19 @@ SimSpeeds speeds_of(const Schedule& schedule, const Cluster& cluster, int thread
       const bool copies = action->lane == Lane::kGather || is_copying(action->lane);
       all.threads += copies ? 1.0 : static_cast<double>(threads);
     }
-    const double share = cores > 0.0 ? std::min(1.0, cores / std::max(all.threads, 1.0)) : 1.0;
+    const double share = cores > 0.0 ? share_of_cores(cores, all.threads) : 1.0;
     for (std::size_t i = 0; i < running.size(); ++i) {
       const Action* const action = action_of(running[i]);
       speeds[i] = share;
       const bool computes = action != nullptr &&
                             (action->lane == Lane::kCompute || action->lane == Lane::kOptimizer) &&
                             (cores > 0.0 || !runs_on_host(schedule, *action));
-      if (computes && all.gathers) speeds[i] /= profile.under_gather.value;
-      if (computes && all.reduces) speeds[i] /= profile.under_reduce.value;
+      if (!computes) continue;
+      const double bytes = memory_share(static_cast<std::size_t>(running[i].action));
+      if (all.gathers)
+        speeds[i] /= slowed(profile.under_gather, profile.memory_under_gather, bytes);
+      if (all.reduces)
+        speeds[i] /= slowed(profile.under_reduce, profile.memory_under_reduce, bytes);
     }
   };
 }
@@ -302,7 +322,9 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
       return cost.seconds[i] + (cost.is_handed_over[i] ? cost.handover : 0.0) +
              (slower[rank] - 1.0) * cost.kernel_seconds[i];
     };
-    own.speeds = speeds_of(*programs.front().schedule, cluster, options.threads);
+    own.speeds = speeds_of(
+        *programs.front().schedule, cluster, options.threads,
+        [&costs, rank = costs.size() - 1](std::size_t i) { return costs[rank].memory_share[i]; });
     timed.push_back(std::move(own));
   }
   std::vector<Simulation> simulated;

@@ -75,6 +75,13 @@ void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
   options.checkpoints = {};
 }
 
+/// "bf16", "fp8", "fp8 by delayed scales".
+std::string precision_of(const TrainerOptions& options) {
+  if (!options.fp8.enabled) return std::string(to_string(options.precision));
+  if (options.fp8.recipe == Fp8Options{}.recipe) return "fp8";
+  return concat("fp8 by ", to_string(options.fp8.recipe), " scales");
+}
+
 }  // namespace
 
 std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfile& profile,
@@ -90,7 +97,7 @@ std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfi
       });
       const RandomSamples samples(run.choice);
       const std::string what =
-          concat(run.model.name, " in ", to_string(run.plan.options.precision), ", ",
+          concat(run.model.name, " in ", precision_of(run.plan.options), ", ",
                  run.plan.options.micro_batch, " x ", run.choice.sequence_length,
                  recompute == Recompute::kFull ? ", recomputed" : "");
       const int copies = on_gpu ? 1 : std::max(1, cores / threads);

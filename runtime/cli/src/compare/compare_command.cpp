@@ -1,12 +1,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "commands.h"
 #include "compare/compared_cells.h"
+#include "compare/measured_profile.h"
 #include "compare/run_log.h"
 #include "output/run_report.h"
 #include "output/terminal.h"
@@ -75,8 +77,18 @@ std::vector<Setting> compare_settings() {
   const std::vector<Setting> prediction{
       {.name = "simulate",
        .help = "a hardware profile by which step times are predicted beside the measured ones; see "
-               "tessera simulate"},
-      flag_setting("only_simulate", "predict and run nothing"),
+               "tessera simulate; measured: calibrate this machine between the runs, and keep the "
+               "profile as measured.json in --out (a file of that name is ./measured)"},
+      {.name = "time_budget",
+       .type = SettingType::kNumber,
+       .fallback = 180.0,
+       .help = "with --simulate measured: seconds that timing kernels alone and collectives may "
+               "take; kernels inside of steps take a thirtieth of it in each of four runs, for "
+               "each repeat, precision and micro-batch",
+       .minimum = 0},
+      flag_setting("only_simulate",
+                   "predict and run nothing; with a profile that is there already, so not with "
+                   "--simulate measured"),
       {.name = "ranks_per_node",
        .type = SettingType::kInteger,
        .fallback = 8,
@@ -174,14 +186,17 @@ Comparison begin_or_resume(const CompareRequest& request, Comparison planned) {
 /// Runs what is missing, and keeps each run at once.
 class Matrix {
  public:
-  Matrix(const CompareRequest& request, Comparison& results)
-      : request_(request), results_(results) {
+  /// `profile`: to be measured between the runs; null: none is.
+  Matrix(const CompareRequest& request, Comparison& results, MeasuredProfile* profile)
+      : request_(request), results_(results), profile_(profile) {
     for (const ComparedCell& cell : results_.cells) left_ += runs_left(cell);
+    if (profile_ != nullptr) left_ += calibrations_left();
   }
 
-  /// The signal that ended it, or 0.
+  /// The signal that ended it, or 0. Throws Error{kUnavailable} if kernels cannot be timed.
   int run() {
-    run_repeats();
+    if (profile_ != nullptr && !profile_->has_kernels()) time_kernels();
+    if (interrupt_.signal() == 0) run_repeats();
     for (std::size_t i = 0; i < results_.cells.size() && interrupt_.signal() == 0; ++i) {
       ComparedCell& cell = results_.cells[i];
       if (cell.state == CellState::kDone && cell.timeline.empty()) trace_cell(cell, i);
@@ -195,12 +210,28 @@ class Matrix {
     return results_.repeats - static_cast<std::int64_t>(cell.runs.size());
   }
 
+  std::int64_t calibrations_left() const {
+    std::int64_t left = profile_->has_kernels() ? 0 : 1;
+    for (std::size_t kind = 0; kind < profile_->kinds(); ++kind) {
+      for (std::int64_t repeat = 0; repeat < results_.repeats; ++repeat) {
+        left += profile_->has_steps(kind, repeat) ? 0 : 1;
+      }
+    }
+    return left;
+  }
+
   /// Repeats of all cells take turns, each in another order, so that a machine that grows slower is
-  /// no disadvantage of the last.
+  /// no disadvantage of the last. Kinds of steps are timed at even distances between them.
   void run_repeats() {
     const std::size_t count = results_.cells.size();
+    const std::size_t kinds = profile_ == nullptr ? 0 : profile_->kinds();
     for (std::int64_t repeat = 0; repeat < results_.repeats; ++repeat) {
+      std::size_t timed = 0;
       for (std::size_t i = 0; i < count; ++i) {
+        for (; timed < kinds && (2 * timed + 1) * count <= 2 * kinds * i; ++timed) {
+          time_steps((timed + static_cast<std::size_t>(repeat)) % kinds, repeat);
+          if (interrupt_.signal() != 0) return;
+        }
         const std::size_t index = (i + static_cast<std::size_t>(repeat)) % count;
         ComparedCell& cell = results_.cells[index];
         const bool is_due = cell.state == CellState::kMissing &&
@@ -208,7 +239,36 @@ class Matrix {
         if (is_due) run_cell(cell, index, repeat);
         if (interrupt_.signal() != 0) return;
       }
+      for (; timed < kinds; ++timed) {
+        time_steps((timed + static_cast<std::size_t>(repeat)) % kinds, repeat);
+        if (interrupt_.signal() != 0) return;
+      }
     }
+  }
+
+  void time_kernels() {
+    const ChildResult child = profile_->time_kernels(calibrate());
+    require(child.why.empty(), ErrorCode::kUnavailable, "kernels cannot be timed: ", child.why,
+            "; ", in_folder("runs/kernels.txt"), " has all that was printed");
+  }
+
+  /// Without the times of a step the comparison goes on: its predictions rest on others.
+  void time_steps(std::size_t kind, std::int64_t repeat) {
+    if (profile_->has_steps(kind, repeat)) return;
+    const ChildResult child = profile_->time_steps(kind, repeat, calibrate());
+    if (!child.why.empty()) tell(concat("note: these steps are not timed: ", child.why));
+  }
+
+  MeasuredProfile::RunCalibration calibrate() {
+    return [this](const std::string& what, std::vector<std::string> flags,
+                  const std::string& printed) {
+      const std::string label = concat(++done_, "/", left_, "  ", what);
+      const auto begin = std::chrono::steady_clock::now();
+      ChildResult child = run_shown(label, std::move(flags), printed);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      if (child.trained) tell(concat(label, ": timed in ", fixed(took.count(), 1), " s"));
+      return child;
+    };
   }
 
   void run_cell(ComparedCell& cell, std::size_t index, std::int64_t repeat) {
@@ -260,13 +320,18 @@ class Matrix {
 
   ChildResult train(const std::string& label, std::vector<std::string> flags,
                     const std::string& path) const {
+    flags.insert(flags.end(), {concat("--log=", path, ".jsonl"), "--overwrite"});
+    return run_shown(label, std::move(flags), path + ".txt");
+  }
+
+  ChildResult run_shown(const std::string& label, std::vector<std::string> flags,
+                        const std::string& printed) const {
     const Terminal terminal = inspect(stderr);
     if (terminal.interactive) {  // in one line, which is erased
       const auto room = static_cast<std::size_t>(std::max(terminal.columns - 5, 0));
       std::cerr << label.substr(0, room) << " ..." << std::flush;
     }
-    flags.insert(flags.end(), {concat("--log=", path, ".jsonl"), "--overwrite"});
-    ChildResult child = run_child(std::move(flags), path + ".txt", interrupt_);
+    ChildResult child = run_child(std::move(flags), printed, interrupt_);
     if (terminal.interactive) std::cerr << "\r\033[K";
     return child;
   }
@@ -277,6 +342,7 @@ class Matrix {
 
   const CompareRequest& request_;
   Comparison& results_;
+  MeasuredProfile* const profile_;
   const InterruptGuard interrupt_;
   std::int64_t left_ = 0;
   std::int64_t done_ = 0;
@@ -321,8 +387,9 @@ void print_outcome(const CompareRequest& request, const Comparison& results, int
   if (signal != 0) std::cout << "stopped; the same command with --resume goes on\n";
 }
 
-int run_compare(const CompareRequest& request) {
+int run_compare(CompareRequest request) {
   check_folder(request.folder);
+  const bool has_earlier = holds_something(path_in(request.folder, "results.json"));
   Comparison results = begin_or_resume(request, plan_matrix(request));
   const bool none_can_run = std::ranges::all_of(
       results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kImpossible; });
@@ -334,14 +401,45 @@ int run_compare(const CompareRequest& request) {
     print_note(concat(impossible, " of ", counted(std::ssize(results.cells), "cell"),
                       " cannot run; the table at the end and the report say why"));
   }
+  std::optional<MeasuredProfile> measured;
+  if (request.measures_profile) measured.emplace(request, results, has_earlier);
   begin_folder(request, results);
-  const int signal = request.only_simulates ? 0 : Matrix(request, results).run();
+  const int signal =
+      request.only_simulates ? 0 : Matrix(request, results, measured ? &*measured : nullptr).run();
+  if (measured && measured->has_kernels()) {
+    request.profile = measured->write();
+    note_noise(*request.profile);
+    predict_times(request, results);
+    replace_file(path_in(request.folder, "results.json"), "--out", to_text(results));
+  }
   replace_file(path_in(request.folder, "report.html"), "--out", to_html(results));
   print_outcome(request, results, signal);
   if (signal != 0) return kExitSignal + signal;
   const bool failed = std::ranges::any_of(
       results.cells, [](const ComparedCell& cell) { return cell.state == CellState::kFailed; });
   return failed ? kExitRunTime : kExitGood;
+}
+
+/// Reads the profile of --simulate, or notes that it is to be measured.
+void choose_profile(CompareRequest& request) {
+  if (request.config.is_null("simulate")) return;
+  const auto name = request.config.get<std::string>("simulate");
+  request.measures_profile = name == kMeasuredProfile;
+  if (request.measures_profile) {
+    require(!request.only_simulates, ErrorCode::kConfig,
+            "--only-simulate runs nothing, and --simulate measured measures this machine; leave "
+            "one of them out, or give the file measured.json that an earlier comparison wrote");
+    request.profile_source =
+        "which this comparison measured: kernels alone and collectives before its runs, kernels "
+        "inside of steps between them in each repeat";
+    return;
+  }
+  request.profile = find_profile(name);
+  const std::vector<std::string> builtin = builtin_profiles();
+  if (std::ranges::find(builtin, name) == builtin.end()) {
+    request.profile_source = "of the file " + name;
+  }
+  note_noise(*request.profile);
 }
 
 }  // namespace
@@ -369,19 +467,16 @@ std::function<int()> add_compare(CLI::App& app) {
             "nowhere to write the results: give --out a folder");
     request.resumes = given->resumes;
     request.only_simulates = config.get<bool>("only_simulate");
-    if (!config.is_null("simulate")) {
-      request.profile = find_profile(config.get<std::string>("simulate"));
-      note_noise(*request.profile);
-    }
-    require(request.profile || !request.only_simulates, ErrorCode::kConfig,
-            "--only-simulate needs --simulate, a hardware profile");
+    choose_profile(request);
+    require(request.profile || request.measures_profile || !request.only_simulates,
+            ErrorCode::kConfig, "--only-simulate needs --simulate, a hardware profile");
     require(request.only_simulates ||
                 config.get<std::int64_t>("untimed_steps") < config.get<std::int64_t>("steps"),
             ErrorCode::kConfig, "--untimed-steps ", config.get<std::int64_t>("untimed_steps"),
             " leaves no step of --steps ", config.get<std::int64_t>("steps"),
             " to time; raise --steps");
     request.command = command_line_of(config, given->ranks);
-    return run_compare(request);
+    return run_compare(std::move(request));
   };
 }
 

@@ -13,6 +13,9 @@
 
 namespace tessera::cli {
 
+/// The value of --simulate for which a comparison measures the profile itself, and its name.
+inline constexpr const char* kMeasuredProfile = "measured";
+
 /// The command line of `tessera compare`.
 struct CompareRequest {
   Config config;  ///< of the runs, but for the axes
@@ -21,6 +24,8 @@ struct CompareRequest {
   bool resumes = false;
   bool only_simulates = false;
   std::optional<HardwareProfile> profile{};
+  bool measures_profile = false;       ///< `profile` is then known when all repeats are over
+  std::string profile_source{};        ///< in words
   std::vector<std::string> command{};  ///< the program's arguments
 };
 
@@ -31,6 +36,9 @@ Config cell_config(const CompareRequest& request, const std::vector<std::string>
 /// this machine (if nothing runs, of the profile's), are impossible and say why. A note says why a
 /// cell that can run has no predicted time. Throws Error if the data cannot be read.
 Comparison plan_matrix(const CompareRequest& request);
+
+/// Adds the times that the request's profile predicts to the cells of plan_matrix() that can run.
+void predict_times(const CompareRequest& request, Comparison& planned);
 
 /// The flags of `tessera train` that run a cell.
 std::vector<std::string> train_flags(const ComparedCell& cell);

@@ -43,8 +43,10 @@ std::string unlike_matrix(const Comparison& earlier, const Comparison& planned) 
   for (std::size_t i = 0; i < planned.cells.size(); ++i) {
     const std::string words = unlike(earlier.cells[i].settings, planned.cells[i].settings);
     if (!words.empty()) return concat("in cell ", i + 1, " ", words);
-    const auto& was = earlier.cells[i].predicted;
+    auto was = earlier.cells[i].predicted;
     const auto& is = planned.cells[i].predicted;
+    // A profile that is measured meanwhile predicts no times before.
+    if (was && is && planned.profile == kMeasuredProfile && !is->time) was->time.reset();
     if (was && is && *was != *is) return concat("another prediction of cell ", i + 1);
   }
   return earlier.axes == planned.axes ? "" : "other axes";

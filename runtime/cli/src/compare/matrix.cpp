@@ -174,6 +174,7 @@ void predict_elsewhere(const CompareRequest& request, const Config& config, Comp
 /// Adds the simulated time to a cell that can run; without it, it runs all the same.
 void add_simulated_time(const CompareRequest& request, const Config& config,
                         const std::string& label, ComparedCell& cell) {
+  cell.predicted->time.reset();
   try {
     cell.predicted->time = time_of_step(simulate_cell(request, config));
   } catch (const Error& error) {
@@ -215,6 +216,16 @@ bool is_repeated(const CompareRequest& request, const Config& config,
   return false;
 }
 
+/// The settings of each cell, in their order.
+std::vector<Config> configs_of(const CompareRequest& request) {
+  std::vector<Config> all;
+  for (const std::vector<std::string>& values : combinations(request.axes)) {
+    Config config = cell_config(request, values);
+    if (!is_repeated(request, config, values)) all.push_back(std::move(config));
+  }
+  return all;
+}
+
 }  // namespace
 
 Comparison plan_matrix(const CompareRequest& request) {
@@ -232,15 +243,15 @@ Comparison plan_matrix(const CompareRequest& request) {
   all.repeats = request.only_simulates ? 0 : request.config.get<std::int64_t>("repeats");
   for (const Swept& axis : request.axes) all.axes.push_back(axis.name);
   if (request.profile) all.profile = request.profile->name;
+  if (request.measures_profile) all.profile = kMeasuredProfile;
+  all.profile_source = request.profile_source;
   std::optional<DataMixture> dataset;
   if (!request.only_simulates) {
     dataset = open_dataset(base, choice);
     all.data = concat(request.config.get<std::string>("data"), ", ", with_commas(dataset->tokens()),
                       " tokens");
   }
-  for (const std::vector<std::string>& values : combinations(request.axes)) {
-    const Config config = cell_config(request, values);
-    if (is_repeated(request, config, values)) continue;
+  for (const Config& config : configs_of(request)) {
     ComparedCell cell{.settings = settings_of(config, request.axes)};
     cell.ranks = config.get<std::int64_t>("ranks");
     try {
@@ -254,12 +265,19 @@ Comparison plan_matrix(const CompareRequest& request) {
       cell.state = CellState::kImpossible;
       cell.why = with_flags(error.what());
     }
-    if (dataset && request.profile && cell.predicted) {
-      add_simulated_time(request, config, cell_label(all, cell), cell);
-    }
     all.cells.push_back(std::move(cell));
   }
+  if (dataset && request.profile) predict_times(request, all);
   return all;
+}
+
+void predict_times(const CompareRequest& request, Comparison& planned) {
+  std::size_t i = 0;
+  for (const Config& config : configs_of(request)) {
+    ComparedCell& cell = planned.cells[i++];
+    if (!cell.predicted) continue;
+    add_simulated_time(request, config, cell_label(planned, cell), cell);
+  }
 }
 
 std::vector<std::string> train_flags(const ComparedCell& cell) {

@@ -96,8 +96,9 @@ std::vector<Setting> machine_settings() {
             {.name = "check",
              .fallback = "",
              .help =
-                 "predict the runs of a comparison ('tessera compare' writes its results.json), "
-                 "and print how far off each prediction is"},
+                 "predict the runs of a comparison ('tessera compare' writes its results.json), or "
+                 "of several, A.json,B.json, and print how far off each prediction is, and all "
+                 "together"},
             flag_setting(
                 "learn",
                 "with --check: write how far off predictions were into the profile, which gives "
@@ -263,7 +264,10 @@ int run_simulate(const Config& config) {
   }
   note_noise(profile);
   if (const auto results = config.get<std::string>("check"); !results.empty()) {
-    return check_simulation(std::cout, config, profile, results);
+    // A path may have a comma.
+    const bool is_one = holds_something(results);
+    return check_simulation(std::cout, config, profile,
+                            is_one ? std::vector{results} : split(results, ','));
   }
   const std::vector<Swept> sweep =
       parse_sweep(config.get<std::string>("sweep"), config.table(), "simulate");

@@ -83,11 +83,12 @@ nlohmann::ordered_json to_json(const std::vector<Swept>& sweep, const SimulatedC
 void print_sweep_table(std::ostream& out, const std::vector<Swept>& sweep,
                        const std::vector<SimulatedCell>& cells, const HardwareProfile& profile);
 
-/// Predicts the step time of each run that a comparison has measured (results.json of `tessera
-/// compare`), and prints both with the error of the prediction, mean and worst, beside the spread
-/// of the runs themselves; as text or JSON, as the config says. Gives the exit code. Throws
-/// Error{kNotFound, kConfig} that names the file if it is no comparison or has no measured runs.
+/// Predicts the step time of each run that comparisons have measured (each a results.json of
+/// `tessera compare`), and prints both with the error of the prediction, then over all runs the
+/// mean and worst error beside the spread of the runs themselves; as text or JSON, as the config
+/// says. Gives the exit code. Throws Error{kNotFound, kConfig} that names the file if one is no
+/// comparison or has no measured runs.
 int check_simulation(std::ostream& out, const Config& config, const HardwareProfile& profile,
-                     const std::string& results);
+                     const std::vector<std::string>& results);
 
 }  // namespace tessera::cli

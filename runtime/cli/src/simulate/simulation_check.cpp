@@ -42,10 +42,20 @@ struct Checked {
   bool is_expected() const { return surprise() <= half_width; }
 };
 
+/// A comparison, and the cells of it that were measured.
+struct CheckedComparison {
+  std::string path;
+  Comparison comparison;
+  std::vector<Checked> cells;
+};
+
 Checked check_cell(const Config& base, const HardwareProfile& profile, const Comparison& comparison,
                    const ComparedCell& cell) {
   Config config = base;
-  for (const NamedText& setting : cell.settings) config.set_text(setting.name, setting.value);
+  for (const NamedText& setting : cell.settings) {
+    if (setting.value == "-") continue;  // an axis that this cell does not have
+    config.set_text(setting.name, setting.value);
+  }
   Checked checked;
   for (const std::string& axis : comparison.axes) checked.values.push_back(cell.setting(axis));
   std::vector<double> all, medians;
@@ -99,28 +109,40 @@ Ranking ranking_of(const Comparison& comparison, const std::vector<Checked>& cel
 
 /// The figures of cells whose own runs agree.
 struct Errors {
-  int cells = 0;
+  int all = 0, cells = 0;                        ///< with those that are unsteady, and without
   double mean = 0.0, worst = 0.0, spread = 0.0;  ///< relative; `spread`: the mean of the cells
   int expected = 0;                              ///< within their interval
   double half_width = 0.0;                       ///< the median of theirs
-  Ranking ranking;
+  Ranking ranking;                               ///< within each comparison
 };
 
-Errors errors_of(const Comparison& comparison, const std::vector<Checked>& cells) {
-  Errors errors;
+std::vector<Checked> steady_of(const std::vector<Checked>& cells) {
   std::vector<Checked> steady;
-  std::vector<double> widths;
   std::ranges::copy_if(cells, std::back_inserter(steady), &Checked::is_steady);
-  errors.cells = static_cast<int>(steady.size());
-  for (const Checked& cell : steady) {
-    errors.mean += std::abs(cell.error()) / errors.cells;
-    errors.spread += cell.spread / errors.cells;
-    errors.worst = std::max(errors.worst, std::abs(cell.error()));
-    errors.expected += cell.is_expected() ? 1 : 0;
-    widths.push_back(cell.half_width);
+  return steady;
+}
+
+Errors errors_of(const std::vector<CheckedComparison>& all) {
+  Errors errors;
+  std::vector<double> widths;
+  for (const auto& [path, comparison, cells] : all) {
+    const std::vector<Checked> steady = steady_of(cells);
+    for (const Checked& cell : steady) {
+      errors.mean += std::abs(cell.error());
+      errors.spread += cell.spread;
+      errors.worst = std::max(errors.worst, std::abs(cell.error()));
+      errors.expected += cell.is_expected() ? 1 : 0;
+      widths.push_back(cell.half_width);
+    }
+    const Ranking ranking = ranking_of(comparison, steady);
+    errors.ranking.pairs += ranking.pairs;
+    errors.ranking.right += ranking.right;
+    errors.all += static_cast<int>(cells.size());
+    errors.cells += static_cast<int>(steady.size());
   }
+  errors.mean /= std::max(errors.cells, 1);
+  errors.spread /= std::max(errors.cells, 1);
   errors.half_width = median(std::move(widths));
-  errors.ranking = ranking_of(comparison, steady);
   return errors;
 }
 
@@ -129,8 +151,8 @@ std::string remark(const Checked& cell) {
   return cell.half_width > 0.0 && !cell.is_expected() ? "off" : "";
 }
 
-void print_text(std::ostream& out, const Comparison& comparison, const HardwareProfile& profile,
-                const std::vector<Checked>& cells) {
+void print_cells(std::ostream& out, const CheckedComparison& one, const HardwareProfile& profile) {
+  const auto& [path, comparison, cells] = one;
   std::vector<std::string> heading = comparison.axes;
   heading.insert(heading.end(), {"measured, ms", "spread", "predicted, ms", "+-", "error", ""});
   TextTable table(heading);
@@ -142,17 +164,25 @@ void print_text(std::ostream& out, const Comparison& comparison, const HardwareP
                            signed_percent(cell.error()), remark(cell)});
     table.add(std::move(row));
   }
-  const Errors errors = errors_of(comparison, cells);
-  out << comparison.model << "\nprofile " << profile.name << ", " << cells.size()
-      << " configurations of " << comparison.date << "\n\n";
+  out << comparison.model << "\nprofile " << profile.name << ", "
+      << counted(std::ssize(cells), "configuration") << " of " << comparison.date << "\n\n";
   table.print(out);
   out << "\n";
-  const int unsteady = static_cast<int>(cells.size()) - errors.cells;
+}
+
+void print_text(std::ostream& out, const std::vector<CheckedComparison>& all,
+                const HardwareProfile& profile) {
+  for (const CheckedComparison& one : all) print_cells(out, one, profile);
+  const Errors errors = errors_of(all);
+  if (all.size() > 1) {
+    out << "all " << all.size() << " comparisons, " << errors.all << " configurations\n\n";
+  }
+  const int unsteady = errors.all - errors.cells;
   if (unsteady > 0) {
-    print_paragraph(out, concat(unsteady, " of ", cells.size(), " are unsteady: their own runs ",
+    print_paragraph(out, concat(unsteady, " of ", errors.all, " are unsteady: their own runs ",
                                 "are more than ", in_percent(kSteady), " apart. They are left ",
                                 "out of what follows",
-                                unsteady * 10 > static_cast<int>(cells.size())
+                                unsteady * 10 > errors.all
                                     ? "; more than one in ten: measure again while nothing else "
                                       "runs."
                                     : "."));
@@ -177,12 +207,23 @@ void print_text(std::ostream& out, const Comparison& comparison, const HardwareP
                   "steps are expected; off: outside of it.");
 }
 
-/// Replaces what the profile knows of its errors by those of these cells, and says so.
+/// "predictions checked of gpt2-tiny, 2026-01-01T00:00:00Z; gpt2-124m, ...".
+std::string source_of(const std::vector<CheckedComparison>& all) {
+  std::vector<std::string> words;
+  for (const CheckedComparison& one : all) {
+    words.push_back(concat(one.comparison.model, ", ", one.comparison.date));
+  }
+  return concat("predictions checked of ", tessera::joined(words, "; "));
+}
+
+/// Replaces what the profile knows of its errors by those of all these cells together, and says so.
 void keep_residuals(std::ostream& out, HardwareProfile profile, const std::string& path,
-                    const Comparison& comparison, const std::vector<Checked>& cells) {
+                    const std::vector<CheckedComparison>& all) {
   std::map<std::pair<Evidence, bool>, std::vector<double>> surprises;
-  for (const Checked& cell : cells) {
-    if (cell.is_steady()) surprises[{cell.evidence, cell.meets}].push_back(cell.surprise());
+  for (const CheckedComparison& one : all) {
+    for (const Checked& cell : steady_of(one.cells)) {
+      surprises[{cell.evidence, cell.meets}].push_back(cell.surprise());
+    }
   }
   for (auto& [kind, of_kind] : surprises) {
     const auto [evidence, meets] = kind;
@@ -204,7 +245,7 @@ void keep_residuals(std::ostream& out, HardwareProfile profile, const std::strin
          .meets = meets,
          .half_width = std::max(of_kind[std::min(rank, of_kind.size() - 1)], 0.01),
          .cells = static_cast<std::int64_t>(of_kind.size()),
-         .source = concat("predictions of ", comparison.model, " checked, ", comparison.date)});
+         .source = source_of(all)});
     print_paragraph(out, concat(words, ": nine of ten steps are expected within ",
                                 in_percent(profile.residuals.back().half_width), ", by ",
                                 of_kind.size(), " configurations"));
@@ -212,53 +253,51 @@ void keep_residuals(std::ostream& out, HardwareProfile profile, const std::strin
   replace_file(path, "--profile", to_text(profile));
 }
 
-}  // namespace
-
-int check_simulation(std::ostream& out, const Config& config, const HardwareProfile& profile,
-                     const std::string& results) {
-  const bool learns = config.get<bool>("learn");
-  const auto path = config.get<std::string>("profile");
-  if (learns) {
-    require(std::ranges::count(builtin_profiles(), path) == 0, ErrorCode::kConfig,
-            "--learn writes into the profile, and ", path,
-            " comes with Tessera; calibrate this machine, or copy it by --show-profile");
-    check_writable(path, "--profile", Writing::kByReplacing);
-  }
-  const Comparison comparison = read_comparison(results);
-  std::vector<Checked> cells;
-  for (const ComparedCell& cell : comparison.cells) {
+CheckedComparison check_comparison(const Config& config, const HardwareProfile& profile,
+                                   const std::string& path) {
+  CheckedComparison checked{.path = path, .comparison = read_comparison(path), .cells = {}};
+  for (const ComparedCell& cell : checked.comparison.cells) {
     const bool measured = std::ranges::any_of(
         cell.runs, [](const CellRun& run) { return !run.step_seconds.empty(); });
-    if (measured) cells.push_back(check_cell(config, profile, comparison, cell));
-  }
-  require(!cells.empty(), ErrorCode::kConfig, "--check: '", results,
-          "' has no measured runs; 'tessera compare' without --only-simulate measures them");
-  if (config.get<std::string>("format") != "json") {
-    print_text(out, comparison, profile, cells);
-    if (learns) keep_residuals(out, profile, path, comparison, cells);
-    return kExitGood;
-  }
-  if (learns) {
-    std::ostringstream said;
-    keep_residuals(said, profile, path, comparison, cells);
-  }
-  auto all = nlohmann::ordered_json::array();
-  for (const Checked& cell : cells) {
-    nlohmann::ordered_json json = nlohmann::ordered_json::object();
-    for (std::size_t i = 0; i < comparison.axes.size(); ++i) {
-      json[comparison.axes[i]] = cell.values[i];
+    if (measured) {
+      checked.cells.push_back(check_cell(config, profile, checked.comparison, cell));
     }
-    json.update({{"measured_seconds", cell.measured},
-                 {"spread", cell.spread},
-                 {"steady", cell.is_steady()},
-                 {"predicted_seconds", cell.predicted},
-                 {"half_width", cell.half_width},
-                 {"evidence", to_string(cell.evidence)},
-                 {"error", cell.error()},
-                 {"off", remark(cell) == "off"}});
-    all.push_back(std::move(json));
   }
-  const Errors errors = errors_of(comparison, cells);
+  require(!checked.cells.empty(), ErrorCode::kConfig, "--check: '", path,
+          "' has no measured runs; 'tessera compare' without --only-simulate measures them");
+  return checked;
+}
+
+nlohmann::ordered_json json_of(const CheckedComparison& one, const Checked& cell) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < one.comparison.axes.size(); ++i) {
+    json[one.comparison.axes[i]] = cell.values[i];
+  }
+  json.update({{"results", one.path},
+               {"measured_seconds", cell.measured},
+               {"spread", cell.spread},
+               {"steady", cell.is_steady()},
+               {"predicted_seconds", cell.predicted},
+               {"half_width", cell.half_width},
+               {"evidence", to_string(cell.evidence)},
+               {"error", cell.error()},
+               {"off", remark(cell) == "off"}});
+  return json;
+}
+
+/// The figures of all comparisons together, the comparisons, and the runs of all.
+void print_json(std::ostream& out, const std::vector<CheckedComparison>& all,
+                const HardwareProfile& profile) {
+  auto comparisons = nlohmann::ordered_json::array();
+  auto runs = nlohmann::ordered_json::array();
+  for (const CheckedComparison& one : all) {
+    comparisons.push_back({{"results", one.path},
+                           {"model", one.comparison.model},
+                           {"date", one.comparison.date},
+                           {"configurations", one.cells.size()}});
+    for (const Checked& cell : one.cells) runs.push_back(json_of(one, cell));
+  }
+  const Errors errors = errors_of(all);
   write_json(out, {{"kind", "simulation_check"},
                    {"profile", profile.name},
                    {"steady", errors.cells},
@@ -269,7 +308,30 @@ int check_simulation(std::ostream& out, const Config& config, const HardwareProf
                    {"median_half_width", errors.half_width},
                    {"ranked_pairs", errors.ranking.pairs},
                    {"ranked_right", errors.ranking.right},
-                   {"runs", std::move(all)}});
+                   {"comparisons", std::move(comparisons)},
+                   {"runs", std::move(runs)}});
+}
+
+}  // namespace
+
+int check_simulation(std::ostream& out, const Config& config, const HardwareProfile& profile,
+                     const std::vector<std::string>& results) {
+  const bool learns = config.get<bool>("learn");
+  const auto path = config.get<std::string>("profile");
+  if (learns) {
+    require(std::ranges::count(builtin_profiles(), path) == 0, ErrorCode::kConfig,
+            "--learn writes into the profile, and ", path,
+            " comes with Tessera; calibrate this machine, or copy it by --show-profile");
+    check_writable(path, "--profile", Writing::kByReplacing);
+  }
+  std::vector<CheckedComparison> all;
+  for (const std::string& one : results) {
+    all.push_back(check_comparison(config, profile, one));
+  }
+  const bool is_text = config.get<std::string>("format") != "json";
+  is_text ? print_text(out, all, profile) : print_json(out, all, profile);
+  std::ostringstream unsaid;
+  if (learns) keep_residuals(is_text ? out : unsaid, profile, path, all);
   return kExitGood;
 }
 

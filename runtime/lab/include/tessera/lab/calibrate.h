@@ -35,7 +35,9 @@ struct CalibrationOptions {
 /// Times kernels, collectives and the handing over of work between lanes on this machine's CPU: no
 /// run that a profile is to predict. Kernels run on as many ranks at once as keep all cores busy,
 /// each with 1 thread, with all cores, and with about as many threads as ranks; collectives among
-/// 2, 4, ... ranks up to twice the cores, at most 16. What a kernel reads has mostly left the
+/// 2, 4, ... ranks up to twice the cores, at most 16. A GEMM and a kernel bound by memory are also
+/// timed beside collectives of another lane, on as many ranks as keep all cores busy, at most 16,
+/// and on half of them. What a kernel reads has mostly left the
 /// caches of a core.
 ///
 /// Every second size of each grid comes first, then GEMMs and attention of those between, then the

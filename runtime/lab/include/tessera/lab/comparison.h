@@ -97,6 +97,7 @@ struct Comparison {
   std::string model{};                 ///< in words
   std::string data{};                  ///< in words; "": nothing runs
   std::string profile{};               ///< of the simulated times; "": there are none
+  std::string profile_source{};        ///< in words; "": it comes with Tessera, or there is none
   std::int64_t steps = 0;              ///< of a run
   std::int64_t warmup_steps = 0;       ///< of them, the first, which are not timed
   std::int64_t repeats = 0;            ///< runs of each cell; 0: all is predicted

@@ -141,8 +141,10 @@ struct HardwareProfile {
   LinkProfile node;     ///< ranks of one node
   LinkProfile network;  ///< ranks of several: bandwidth of one rank's share of the network
   /// By how much work of the compute lane is slower while a lane of collectives is busy; 1: not at
-  /// all.
+  /// all. Of a CPU's ranks beyond the sharing of cores.
   Quantity under_gather, under_reduce;
+  /// The same of kernels that are bound by memory; nothing: as of all others.
+  std::optional<Quantity> memory_under_gather{}, memory_under_reduce{};
   /// The noise of a profile that was measured in one go; others have none.
   std::optional<MeasurementNoise> noise{};
   std::optional<PowerProfile> power{};

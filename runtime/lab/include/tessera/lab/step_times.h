@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tessera/lab/hardware_profile.h"
 #include "tessera/sharding/executor.h"
@@ -26,5 +27,10 @@ struct TimedStep {
 /// Throws Error{kInvalidArgument} if the program needs more than one rank, Error{kAborted} if
 /// `goes_on` says so, and what kernels throw.
 StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile);
+
+/// One of several times of the same step, taken minutes apart: their medians, kernel by kernel. To
+/// the spread of a kernel within them comes, as an independent one, that of its times over them.
+/// Throws Error{kInvalidArgument} of none, or of steps of different models or threads.
+StepTimes median_of_repeats(const std::vector<StepTimes>& repeats);
 
 }  // namespace tessera
