@@ -103,15 +103,15 @@ TEST_P(ResumeMatrix, GivesTheBitsOfTheWholeRunWhereverGradientsAreAddedAlike) {
   std::int64_t compared = 0;
   for (std::size_t from = 0; from < worlds.size(); ++from) {
     for (std::size_t to = 0; to < worlds.size(); ++to) {
-      // The sample has of each strategy every number of ranks, before and after.
-      if (!test::runs_long_tests() && (from + to + place) % 3 != 0) continue;
+      // The sample has of each strategy every number of ranks, once before and once after.
+      if (!test::runs_long_tests() && (from + to + place) % worlds.size() != 0) continue;
       const int samples = std::lcm(worlds[from], worlds[to]);
       Variant first = variant(strategy, worlds[from], samples, precision);
       const std::uint64_t sums =
           hash_of_sums(test::checkpointed_gpt(), resolved(options_of(first)));
       std::vector<Variant> others;
       for (std::size_t s = 0; s < all.size(); ++s) {
-        if (!test::runs_long_tests() && (s + to + from) % all.size() != place) continue;
+        if (!test::runs_long_tests() && (s + to + 2 * from) % all.size() != place) continue;
         Variant other = variant(std::string(all[s].name), worlds[to], samples, precision);
         other.stochastic_rounding = first.stochastic_rounding;
         const TrainerOptions options = resolved(options_of(other));

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "collectives/ranks.h"
+#include "support/extent.h"
 #include "tessera/collectives/thread_group.h"
 
 // Every operation over world sizes x sizes x dtypes, bit for bit against a sequential loop.
@@ -211,6 +212,7 @@ TYPED_TEST(ReduceScatterTest, InPlace) {
   using In = typename TypeParam::In;
   if (!std::is_same_v<In, typename TypeParam::Out>) return;  // in place means one dtype
   for_each_size([](RankContext c, std::int64_t numel) {
+    if (test::kSanitized && numel > 1000 && c.size() != 3) return;
     Vector<In> data = values<In>(random_value, c.rank(), numel * c.size());
     c.group.reduce_scatter(view_of(data), view_of(data).narrow(0, c.rank() * numel, numel), false,
                            c.stream);

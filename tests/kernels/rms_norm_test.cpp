@@ -1,4 +1,5 @@
 #include "kernels/support.h"
+#include "support/extent.h"
 
 // layer_norm without a mean.
 namespace tessera::rms_norm_test {
@@ -151,14 +152,15 @@ void check(std::int64_t rows, std::int64_t width, bool extra, bool accumulate) {
 
 TEST(RmsNorm, FollowsTheFormula) {
   on_every_target([] {
-    for (const std::int64_t rows : {1, 3, 16, 37}) {
+    for (const std::int64_t rows : test::fewer_if_sanitized(std::vector{1, 3, 16, 37}, 3)) {
       for (const std::int64_t width : {1, 7, 16, 33, 128, 264}) {
         const bool extra = width % 2 != 0;
         check<float, float>(rows, width, extra, !extra);
         check<bfloat16, float>(rows, width, !extra, extra);
         check<bfloat16, bfloat16>(rows, width, extra, extra);
-        // At width 1 all of dx cancels but for epsilon, beyond what fp32 holds to 2^-11.
-        if (width == 1) continue;
+        // A sanitizer sees in fp16 what it sees in bf16. At width 1 all of dx cancels but for
+        // epsilon, beyond what fp32 holds to 2^-11.
+        if (width == 1 || test::kSanitized) continue;
         check<float16, float>(rows, width, extra, !extra);
         check<float16, float16>(rows, width, !extra, extra);
       }

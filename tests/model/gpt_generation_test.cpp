@@ -170,7 +170,7 @@ std::vector<std::pair<std::string, GptConfig>> cached_configs() {
 TEST(GptGeneration, ACacheGivesTheTextOfPassesOverTheWholeWindow) {
   using enum GptGeneration::Cache;
   for (const auto& [name, config] : cached_configs()) {
-    for (std::uint64_t seed = 0; seed < (test::runs_ci_tests() ? 6 : 2); ++seed) {
+    for (std::uint64_t seed = 0; seed < (test::runs_long_tests() ? 6 : 2); ++seed) {
       SCOPED_TRACE(concat(name, ", seed ", seed));
       Tokens prompt;
       for (std::uint64_t i = 0; i <= 3 * seed; ++i) {

@@ -1,4 +1,5 @@
 #include "tessera/sharding/executor.h"
+#include "support/extent.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,10 +33,12 @@ ChainRun alone(int ranks) { return {.run = {.strategy = "no_shard", .micro_steps
 TEST(Executor, EveryValidPlacementGivesTheSameBits) {
   const ChainResult expected = train(alone(4));
   const std::vector<AxisSet> sets = every_axis_set();
+  std::size_t number = 0;
   for (const AxisSet p : sets) {
     for (const AxisSet g : sets) {
       for (const AxisSet o : sets) {
         if (!g.contains(p) || !o.contains(g)) continue;
+        if (kSanitized && number++ % 3 != 0) continue;
         SCOPED_TRACE(concat(to_string(p), " / ", to_string(g), " / ", to_string(o)));
         ChainRun chain{.run = {.ranks = 4}};
         chain.schedule = plan(chain.layout, {.mesh = grid(2, 2), .placement = {p, g, o}});
@@ -125,7 +128,7 @@ TEST(Executor, AnUnusedParameterOnlyDecays) {
 // Used in the first step only (and, when one rank accumulates, in some of its micro-steps only):
 // what is left in a slot by others must not become its gradient.
 TEST(Executor, AParameterNoLongerUsedCoastsOnItsMomentum) {
-  for (const std::int64_t unused_from : {4, 2, 5}) {
+  for (const std::int64_t unused_from : fewer_if_sanitized(std::vector{4, 2, 5}, 3)) {
     ChainRun one = alone(4);
     one.model = make_chain({.unused_from = unused_from});
     const ChainResult expected = train(one);

@@ -239,7 +239,7 @@ std::map<std::pair<DType, int>, std::vector<Way>> all_ways() {
 
 TEST(GradientSums, SayWhichRunsGiveTheSameBits) {
   auto ways = all_ways();
-  if (!runs_ci_tests()) {  // a third: the innermost axes have two values, so both come up
+  if (!runs_long_tests()) {  // a third: the innermost axes have two values, so both come up
     for (auto& [key, list] : ways) {
       std::size_t number = 0;
       std::erase_if(list, [&](const Way&) { return number++ % 3 != 0; });

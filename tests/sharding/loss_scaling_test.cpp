@@ -4,6 +4,7 @@
 #include <set>
 
 #include "support/chain_run.h"
+#include "support/extent.h"
 
 // Loss scaling in whole steps: what a step that is skipped leaves as it is, on every rank.
 namespace tessera::test::loss_scaling_test {
@@ -222,8 +223,10 @@ TEST(LossScaling, GoesOnFromItsStateInTheMiddleOfAWindow) {
 // Parameters that the host sends back must be right where the host has not written any yet.
 TEST(LossScaling, SkipsTheFirstStepAlikeWithTheOptimizerOnTheHost) {
   bool overlaps = false;
+  std::size_t number = 0;
   for (const Strategy& strategy : strategies()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      if (kSanitized && number++ % 3 != 0) continue;
       SCOPED_TRACE(concat(strategy.name, ", ", to_string(dtype)));
       SmallRun run{.ranks = 3, .strategy = strategy.name, .dtype = dtype};
       run.stochastic_rounding = dtype == DType::kBFloat16;

@@ -36,7 +36,7 @@ int mutants_per_plan() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 2;
 #else
-  return runs_ci_tests() ? 20 : 5;
+  return runs_long_tests() ? 20 : 5;
 #endif
 }
 

@@ -34,7 +34,7 @@ int mutants_of_each_kind() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return 8;
 #else
-  return runs_long_tests() ? 500 : runs_ci_tests() ? 200 : 60;
+  return runs_long_tests() ? 500 : 60;
 #endif
 }
 

@@ -67,7 +67,7 @@ TEST(PipelineRun, TakesAsFewMicroStepsAsThereAre) {
            }});
     }
   }
-  expect_bits_of_one_stage(three_stages(), cases);
+  expect_bits_of_one_stage(three_stages(), fewer_if_sanitized(cases, 5));
 }
 
 TEST(PipelineRun, TakesAStagePerLayer) {
@@ -128,7 +128,12 @@ TEST(PipelineRun, KeepsStateGradientsAndActivationsElsewhere) {
   base.ranks = 2;
   base.strategy = "full_shard";
   base.dtype = DType::kBFloat16;
-  if (runs_ci_tests()) expect_bits_of_one_stage(base, cases, nothing_away);
+  if (!runs_ci_tests()) return;
+  if (!runs_long_tests()) {  // half: a share has seven options, so the shares take turns with them
+    std::size_t number = 0;
+    std::erase_if(cases, [&](const Case&) { return number++ % 2 != 0; });
+  }
+  expect_bits_of_one_stage(base, cases, nothing_away);
 }
 
 TEST(PipelineRun, TakesEveryOptimizer) {
@@ -357,7 +362,7 @@ void expect_same(const ChainOutcome& many, const ChainOutcome& one, const std::s
 
 TEST(PipelineRun, UnderRandomDelaysOfEveryLaneHasTheBitsOfOneStage) {
   const std::vector<PipelineSubject> all = pipeline_subjects();
-  const std::size_t stride = runs_long_tests() ? 1 : runs_ci_tests() ? 5 : 23;
+  const std::size_t stride = runs_long_tests() ? 1 : 23;
   for (std::size_t i = 0; i < all.size(); i += stride) {
     const PipelineSubject& subject = all[i];
     if (subject.purpose != Purpose::kTrain) continue;
@@ -373,9 +378,11 @@ TEST(PipelineRun, UnderRandomDelaysOfEveryLaneHasTheBitsOfOneStage) {
 }
 
 TEST(PipelineRun, EvaluatesTheStateThatItTrainsAndCopies) {
+  std::size_t number = 0;
   for (const char* const strategy : {"no_shard", "full_shard", "zero1"}) {
     for (const PipelineOrder order : kPipelineOrders) {
       for (const bool snapshot : {false, true}) {
+        if (kSanitized && number++ % 5 != 0) continue;
         PipelineSubject subject{.name = strategy, .run = {.strategy = strategy}};
         subject.layers = 5;
         subject.snapshot = snapshot;

@@ -326,7 +326,7 @@ std::vector<Choice> sampled(const std::vector<Option>& options, std::size_t at_l
 TEST(Pipeline, EveryPairOfOptionsHasTheBitsOfOneStage) {
   const std::vector<Option> all = options();
   const std::vector<Choice> choices = sampled(all, 200);
-  const std::size_t step = runs_long_tests() ? 1 : runs_ci_tests() ? 4 : 10;
+  const std::size_t step = runs_long_tests() ? 1 : 10;
   for (std::size_t c = 0; c < choices.size(); c += step) {
     SmallRun run{.layers = 10, .tied_apart = true, .steps = 2};
     std::string text;
