@@ -300,7 +300,7 @@ HardwareProfile Calibration::run() {
       }
     }
   }
-  // As many ranks as keep all cores busy, and half of them.
+  // Ranks are as many as keep all cores busy, and half of them.
   constexpr int kMostRanks = 16;
   const int all = std::clamp(options_.cores, 2, kMostRanks);
   for (int ranks = all; ranks >= std::max(all / 2, 2); ranks = ranks > all / 2 ? all / 2 : 0) {

@@ -69,7 +69,7 @@ struct ContentionTeam::Rank {
   std::unique_ptr<Memory> memory;
   std::unique_ptr<Stream> compute, gather, reduce;
   ProbeOperands operands, of_gather, of_reduce;
-  // Of the last batch.
+  // The last batch began and ended, and its lane ended.
   Clock::time_point begin{}, end{}, lane_end{};
 };
 
@@ -130,7 +130,7 @@ ContentionTeam::Batch ContentionTeam::run(CollectiveKind kind, bool multiplies, 
   return batch;
 }
 
-/// Of one after another, while nothing is computed.
+/// Collectives run one after another, while nothing is computed.
 double ContentionTeam::seconds_of_collective(CollectiveKind kind) {
   constexpr int kCollectives = 8;
   run(kind, false, 0, 1);  // memory is touched

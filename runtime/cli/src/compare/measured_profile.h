@@ -22,8 +22,8 @@ class MeasuredProfile {
   using RunCalibration = std::function<ChildResult(
       const std::string& label, std::vector<std::string> flags, const std::string& printed)>;
 
-  /// What the folder of the request has of it is kept: with --resume the kernels and collectives,
-  /// and the steps too if it `goes_on` with earlier results. Throws Error{kConfig} if a profile is
+  /// Keeps what the folder of the request has of it: with --resume the kernels and collectives, and
+  /// the steps too if it `goes_on` with earlier results. Throws Error{kConfig} if a profile is
   /// there without --resume.
   MeasuredProfile(const CompareRequest& request, const Comparison& planned, bool goes_on);
 

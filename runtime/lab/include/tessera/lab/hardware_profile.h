@@ -143,7 +143,7 @@ struct HardwareProfile {
   /// By how much work of the compute lane is slower while a lane of collectives is busy; 1: not at
   /// all. Of a CPU's ranks beyond the sharing of cores.
   Quantity under_gather, under_reduce;
-  /// The same of kernels that are bound by memory; nothing: as of all others.
+  /// Kernels that are bound by memory have factors of their own, unless these are missing.
   std::optional<Quantity> memory_under_gather{}, memory_under_reduce{};
   /// The noise of a profile that was measured in one go; others have none.
   std::optional<MeasurementNoise> noise{};
