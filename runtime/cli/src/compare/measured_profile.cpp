@@ -122,6 +122,7 @@ ChildResult MeasuredProfile::time_steps(std::size_t number, std::int64_t repeat,
 
 HardwareProfile MeasuredProfile::write() const {
   HardwareProfile profile = without_steps();
+  profile.name = kMeasuredProfile;  // whoever has put it there
   std::map<std::pair<std::string, int>, std::vector<StepTimes>> repeats;
   for (const StepKind& kind : kinds_) {
     for (const std::int64_t repeat : kind.timed) {
