@@ -253,7 +253,7 @@ HWY_INLINE void store_codes(Words low, Words high, Words low_signs, Words high_s
 template <Fp8Format kFormat, typename T>
 HWY_INLINE void encode_two(Words low, Words high, PowerOfTwo scale, std::uint8_t* codes) {
   constexpr WordLayout kLayout(kFormat);
-  constexpr int kFirst = (kLayout.zeros + 1) << kWordBits;  // that is no zero, unless it is a tie
+  constexpr int kFirst = (kLayout.zeros + 1) << kWordBits;  // all below have the code of zero
   const auto any_low = hn::And(low, set_words(0x7fff)), any_high = hn::And(high, set_words(0x7fff));
   const auto of_low = scaled_magnitudes<kFormat>(any_low, scale);
   const auto of_high = scaled_magnitudes<kFormat>(any_high, scale);
