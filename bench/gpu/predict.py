@@ -44,8 +44,8 @@ LAUNCHES = {"attention_backward": 3, "layer_norm_backward": 2, "layer_norm_backw
 # A kernel of the kernel table, or of the benchmarks, by its names in the table of SASS: bf16 activations,
 # fp32 gradients, vectors of 16 bytes.
 SASS_NAMES = {
-    "layer_norm_forward": r"^layer_norm/normalize_in_registers<false, 8, bf16>",
-    "layer_norm_backward": r"^layer_norm_backward/backward_in_registers<bf16, 1>",
+    "layer_norm_forward": r"^layer_norm/normalize_in_registers<false, 8, false, bf16>",
+    "layer_norm_backward": r"^layer_norm_backward/backward_in_registers<bf16, 1, false, ",
     "cross_entropy": r"^cross_entropy/softmax_cross_entropy<1, 0, NoCap, bf16>",
     "add": r"^elementwise/elementwise_kernel<8, Add<bf16, bf16>",
     "cast": r"^elementwise/elementwise_kernel<\d, Cast<float, bf16>",
