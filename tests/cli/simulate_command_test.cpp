@@ -259,6 +259,7 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
   EXPECT_EQ(table.exit_code, 0) << table.err;
   EXPECT_THAT(table.out, AllOf(HasSubstr("profile by-hand, 2 configurations"), HasSubstr("zero1"),
                                HasSubstr("error: mean ")));
+  EXPECT_THAT(in_one_line(table.out), HasSubstr("2 of 2 have one run each"));
   std::vector<std::string> as_json = check;
   as_json.insert(as_json.end(), {"--format", "json"});
   const auto checked = nlohmann::json::parse(run(as_json).out);

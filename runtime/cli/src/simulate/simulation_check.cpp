@@ -28,8 +28,9 @@ constexpr std::size_t kLeastChecked = 4;
 /// A cell of the comparison, measured and predicted.
 struct Checked {
   std::vector<std::string> values;  ///< of the comparison's axes
-  double measured = 0.0;            ///< seconds of a step: the median of all runs' steps
-  double spread = 0.0;              ///< the farthest median of a run, relative to that
+  std::size_t runs = 0;
+  double measured = 0.0;  ///< seconds of a step: the median of all runs' steps
+  double spread = 0.0;    ///< the farthest median of a run, relative to that; of one run 0
   double predicted = 0.0;
   double half_width = 0.0;                      ///< of the prediction, relative; 0: it has none
   Evidence evidence = Evidence::kInterpolated;  ///< on which most of it rests
@@ -64,6 +65,7 @@ Checked check_cell(const Config& base, const HardwareProfile& profile, const Com
     all.insert(all.end(), run.step_seconds.begin(), run.step_seconds.end());
     medians.push_back(median(run.step_seconds));
   }
+  checked.runs = medians.size();
   checked.measured = median(std::move(all));
   for (const double one : medians) {
     checked.spread = std::max(checked.spread, std::abs(one / checked.measured - 1.0));
@@ -110,6 +112,7 @@ Ranking ranking_of(const Comparison& comparison, const std::vector<Checked>& cel
 /// The figures of cells whose own runs agree.
 struct Errors {
   int all = 0, cells = 0;                        ///< with those that are unsteady, and without
+  int alone = 0;                                 ///< of one run
   double mean = 0.0, worst = 0.0, spread = 0.0;  ///< relative; `spread`: the mean of the cells
   int expected = 0;                              ///< within their interval
   double half_width = 0.0;                       ///< the median of theirs
@@ -138,6 +141,7 @@ Errors errors_of(const std::vector<CheckedComparison>& all) {
     errors.ranking.pairs += ranking.pairs;
     errors.ranking.right += ranking.right;
     errors.all += static_cast<int>(cells.size());
+    errors.alone += static_cast<int>(std::ranges::count(cells, 1U, &Checked::runs));
     errors.cells += static_cast<int>(steady.size());
   }
   errors.mean /= std::max(errors.cells, 1);
@@ -158,10 +162,11 @@ void print_cells(std::ostream& out, const CheckedComparison& one, const Hardware
   TextTable table(heading);
   for (const Checked& cell : cells) {
     std::vector<std::string> row = cell.values;
-    row.insert(row.end(), {fixed(cell.measured * 1e3, 1), in_percent(cell.spread),
-                           fixed(cell.predicted * 1e3, 1),
-                           cell.half_width > 0.0 ? in_percent(cell.half_width) : "-",
-                           signed_percent(cell.error()), remark(cell)});
+    row.insert(
+        row.end(),
+        {fixed(cell.measured * 1e3, 1), cell.runs > 1 ? in_percent(cell.spread) : "-",
+         fixed(cell.predicted * 1e3, 1), cell.half_width > 0.0 ? in_percent(cell.half_width) : "-",
+         signed_percent(cell.error()), remark(cell)});
     table.add(std::move(row));
   }
   out << comparison.model << "\nprofile " << profile.name << ", "
@@ -186,6 +191,10 @@ void print_text(std::ostream& out, const std::vector<CheckedComparison>& all,
                                     ? "; more than one in ten: measure again while nothing else "
                                       "runs."
                                     : "."));
+  }
+  if (errors.alone > 0) {
+    print_paragraph(out, concat(errors.alone, " of ", errors.all, " have one run each, which does ",
+                                "not say how steady they are; compare with --repeats 3."));
   }
   if (errors.cells == 0) return;
   print_paragraph(
