@@ -299,7 +299,7 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
   EXPECT_THAT(
       run({"simulate", "--profile", path("cpu.json"), "--ranks", "2", "--precision", "bf16"}).out,
       HasSubstr(" to "));
-  // Of several comparisons each has a table; what is said and learnt is of all together.
+  // Each of several comparisons has a table; what is said and learnt is of all together.
   auto other = more;
   other["model"] = "another";
   for (int i = 0; i < 6; ++i) {

@@ -54,7 +54,7 @@ struct NormBackwardRows {
   float gamma_offset;
 };
 
-/// What a kernel leaves on its way to dx.
+/// A kernel leaves these on its way to dx.
 struct NormLeaves {
   bool amax = false, dx_sums = false;
 };
@@ -119,7 +119,7 @@ struct RowSums {
   float g = 0.0F, gh = 0.0F;
 };
 
-/// What a thread keeps of one vector of a row until the row's sums are known.
+/// A thread keeps this of one vector of a row until the row's sums are known.
 template <int kSize>
 struct NormalizedPart {
   float g[kSize] = {}, h[kSize] = {};
@@ -144,7 +144,7 @@ __device__ void add_vector(const Vec16<T>& dys, const Vec16<T>& xs, const float 
   }
 }
 
-/// Of one element; `means` are those of g and g h.
+/// Gives dx of one element; `means` are those of g and g h.
 __device__ inline float dx_of(float g, float h, float rstd, RowSums means, float d_residual) {
   return fmaf(rstd, fmaf(-h, means.gh, g - means.g), d_residual);
 }
@@ -223,7 +223,7 @@ __device__ void add_groups(const NormBackwardRows<T>& a, const NormBackwardColum
 }
 
 /// A block's threads as groups of `NormBackwardColumns::count`, each of which takes every groups-th
-/// row of a slab. What it leaves is as in NormLeaves.
+/// row of a slab. It leaves what NormLeaves calls so, in two arguments as nvcc takes no class here.
 template <typename T, int kVectors, bool kAmax, bool kDxSums>
 __global__ void __launch_bounds__(kNormBackwardThreads, kVectors == 1 ? 2 : 1)
     backward_in_registers(const NormBackwardRows<T> a, int group_threads) {
@@ -373,7 +373,7 @@ Plan plan_for(const NormBackwardRows<T>& a) {
     if (!plan.two_vectors) plan.group_threads = static_cast<int>(ceil_div(vectors, 32)) * 32;
     plan.threads = kNormBackwardThreads / plan.group_threads * plan.group_threads;
   }
-  // As many slabs as blocks run at once, so that all end together.
+  // There are as many slabs as blocks run at once, so that all end together.
   const std::int64_t most =
       kMultiprocessors *
       (plan.two_vectors ? 1
@@ -394,7 +394,7 @@ void launch_in_registers(const NormBackwardRows<T>& a, const Plan& plan, cudaStr
                stream, a, plan.group_threads);
 }
 
-/// Of `wanted`, what the kernels that are made for rows of T leave.
+/// Gives what the kernels that are made for rows of T leave of `wanted`.
 template <typename T>
 NormLeaves left_by(const Plan& plan, NormLeaves wanted) {
   if (!plan.in_registers || plan.slabs == 0) return {};

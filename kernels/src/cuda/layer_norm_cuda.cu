@@ -44,7 +44,7 @@ struct NormRows {
   std::uint32_t* amax;  // of y; see kMagnitude
 };
 
-/// What the threads of a row do together, and who they are: a warp, or the block if kWide.
+/// The threads of a row, a warp or the block if kWide, and what they do together.
 template <bool kWide>
 struct RowThreads {
   static constexpr int kCount = kWide ? kNormThreads : 32;
