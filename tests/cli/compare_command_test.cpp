@@ -193,6 +193,29 @@ TEST_F(Compare, GoesOnAfterCtrlCAndAfterAFailure) {
   EXPECT_EQ(resume({}).err, "");
 }
 
+TEST_F(Compare, AddsRepeatsToThoseThatAreThere) {
+  const auto with_repeats = [&, data = write_text()](const char* count) {
+    std::vector<std::string> flags{
+        "--strategies", "zero1,zero2", "--ranks", "2",       "--offload-optimizer",
+        "host",         "--data",      data,      "--steps", "2",
+        "--repeats",    count,         "--resume"};
+    return compare(flags);
+  };
+  ASSERT_EQ(with_repeats("1").exit_code, 0);
+  const json before = results();
+  EXPECT_GT(before.at("cells")[0].at("predicted").at("tier_copy_bytes").at("host_to_device"), 0);
+  ASSERT_EQ(with_repeats("2").exit_code, 0);
+  const json after = results();
+  EXPECT_EQ(after.at("repeats_of_a_cell"), 2);
+  EXPECT_THAT(after.at("command").dump(), HasSubstr("--repeats=2"));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(after.at("cells")[i].at("state"), "done");
+    EXPECT_THAT(after.at("cells")[i].at("repeats"), SizeIs(2));
+    EXPECT_EQ(after.at("cells")[i].at("repeats")[0], before.at("cells")[i].at("repeats")[0]);
+  }
+  EXPECT_THAT(with_repeats("1").err, HasSubstr("another matrix: repeats '2' instead of '1'"));
+}
+
 TEST_F(Compare, ResumesNothingElse) {
   const std::string data = write_text();
   const auto run_again = [&](std::vector<std::string> more) {
@@ -332,7 +355,7 @@ TEST_F(Compare, MeasuresTheProfileBetweenItsRunsAndGoesOnWithIt) {
   const HardwareProfile profile = find_profile(path("out/measured.json"));
   EXPECT_THAT(profile.steps.size(), ::testing::AnyOf(4U, 8U)) << "two of each kind on one core";
   for (const StepTimes& steps : profile.steps) {
-    EXPECT_THAT(steps.source, HasSubstr("medians of 2 calibrations"));
+    EXPECT_THAT(steps.source, HasSubstr("the fastest 1 of 2 calibrations"));
   }
   const json all = results();
   EXPECT_EQ(all.at("profile"), "measured");

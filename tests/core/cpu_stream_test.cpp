@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -30,6 +31,56 @@ TEST(CpuStreamTest, RunsInOrderAndSynchronizes) {
   stream->synchronize();
   ASSERT_EQ(order.size(), 1000U);
   for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
+TEST(CpuStreamTest, SeveralThreadsSynchronizeWithWhatEachHasSeenSubmitted) {
+  const auto device = make_cpu_device();
+  for (int round = 0; round < 50; ++round) {
+    const auto stream = device->create_stream({.name = "test"});
+    std::atomic<int> done{0};
+    const auto submit = [&](int tasks) {
+      for (int i = 0; i < tasks; ++i) {
+        stream->submit({}, [&] {
+          std::this_thread::yield();
+          ++done;
+        });
+      }
+    };
+    submit(40);
+    std::jthread other([&] {
+      stream->synchronize();
+      EXPECT_GE(done, 40);
+    });
+    submit(60);
+    stream->synchronize();
+    EXPECT_EQ(done, 100);
+  }
+}
+
+// It would take the core from a thread that computes.
+TEST(CpuStreamTest, AThreadThatSynchronizesIsNotWokenByEachTask) {
+  const auto device = make_cpu_device();
+  const auto stream = device->create_stream({.name = "test"});
+  std::atomic<bool> sleeps{false};
+  stream->submit({}, [&] {
+    while (!sleeps) std::this_thread::yield();
+  });
+  for (int i = 0; i < 400; ++i) {
+    stream->submit({}, [] {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+      while (std::chrono::steady_clock::now() < end) {
+      }
+    });
+  }
+  const auto switches = [] {
+    rusage usage{};
+    EXPECT_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
+    return usage.ru_nvcsw;
+  };
+  const auto before = switches();
+  sleeps = true;
+  stream->synchronize();
+  EXPECT_LT(switches() - before, 40);
 }
 
 TEST(CpuStreamTest, WaitOrdersStreamsWithoutBlockingTheHost) {

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/core/error.h"
@@ -39,6 +42,29 @@ TEST(ParallelForErrors, TheFirstRangesExceptionIsThrownWhenAllAreDone) {
     }
     EXPECT_EQ(message_of({0, kCount / 2, kCount - 1}, visits), "element 0");
     EXPECT_EQ(visits, std::vector<int>(kCount, 5));
+  }
+}
+
+// Ranges of a thread that is slow are taken by others: the one with the first element waits for
+// all others.
+TEST(ParallelForOnTheCpu, ASlowThreadKeepsNobodyWaiting) {
+  for (const int threads : {2, 3}) {
+    const TeamLimit limit(threads);
+    std::atomic<std::int64_t> visited{0};
+    std::int64_t first = 0;
+    cpu::parallel_for(kCount, 1, [&](std::int64_t begin, std::int64_t end) {
+      if (begin > 0) {
+        visited += end - begin;
+        return;
+      }
+      first = end;
+      const auto patience = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+      while (visited + end < kCount && std::chrono::steady_clock::now() < patience) {
+        std::this_thread::yield();
+      }
+    });
+    EXPECT_EQ(visited + first, kCount);
+    EXPECT_LT(first, kCount / threads) << "a thread has several ranges";
   }
 }
 

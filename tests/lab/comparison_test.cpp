@@ -21,6 +21,8 @@ CellRun some_run() {
   run.traffic.sent_of(CollectiveKind::kAllGather) = 77;
   run.traffic.calls_of(CollectiveKind::kAllGather) = 3;
   run.traffic.copied_bytes = 5;
+  run.traffic.to_host_bytes = 6;
+  run.traffic.from_disk_bytes = 8;
   run.exposed_seconds = 0.01;
   run.parameters_sha256 = "abc";
   return run;

@@ -52,7 +52,7 @@ TEST(KernelTimes, WithoutStepsAreThoseAlone) {
   const KernelTimes times(profile, 1);
   EXPECT_FALSE(times.has_steps());
   EXPECT_EQ(of_evidence(times.of(gelu_of(64, 10.0), "forward"), Evidence::kInterpolated), 10.0);
-  EXPECT_EQ(times.beside() + times.gap() + times.handover() + times.between(), 0.0);
+  EXPECT_EQ(times.beside() + times.gap() + times.between(), 0.0);
 }
 
 TEST(KernelTimes, AreThoseMeasuredInsideOfTheSameOperation) {

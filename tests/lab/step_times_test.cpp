@@ -101,7 +101,7 @@ TEST(StepTimes, PredictTheStepThatTheyAreOf) {
     kernel.seconds = 3.0 * kernel.alone;
     inside += kernel.calls * kernel.seconds;
   }
-  times.beside = times.gap = times.handover = times.between = 0.0;
+  times.beside = times.gap = times.between = 0.0;
   cluster.profile.steps = {times};
   const SimulatedStep step = simulate_step({&subject.schedule, &subject.source}, subject.layout,
                                            subject.model, subject.options, cluster);
@@ -154,7 +154,7 @@ TEST(StepTimes, OfRepeatsAreTheirMedians) {
   StepTimes with_more = repeat(4.0);
   with_more.kernels.push_back(with_more.kernels.front());
   with_more.kernels.back().kernel = "fill";
-  const StepTimes joined = median_of_repeats({repeat(2.0), with_more, repeat(2.5)});
+  const StepTimes joined = joined_repeats({repeat(2.0), with_more, repeat(2.5)}, DeviceKind::kCuda);
   EXPECT_EQ(joined.model, "a model");
   EXPECT_EQ(joined.threads, 2);
   EXPECT_EQ(joined.source, "here; medians of 3 calibrations");
@@ -167,11 +167,28 @@ TEST(StepTimes, OfRepeatsAreTheirMedians) {
   EXPECT_EQ(joined.kernels[1].calls, 4.0);
   // The quartiles of the repeats are 2.25 and 3.25.
   EXPECT_DOUBLE_EQ(joined.kernels[1].spread, std::hypot(0.03, 1.0 / 2.5));
-  EXPECT_EQ(median_of_repeats({repeat(2.0)}).source, "here");
+  EXPECT_EQ(joined_repeats({repeat(2.0)}, DeviceKind::kCuda).source, "here");
   StepTimes of_another = repeat(2.0);
   of_another.threads = 1;
-  EXPECT_THROW(median_of_repeats({repeat(2.0), of_another}), Error);
-  EXPECT_THROW(median_of_repeats({}), Error);
+  EXPECT_THROW(joined_repeats({repeat(2.0), of_another}, DeviceKind::kCuda), Error);
+  EXPECT_THROW(joined_repeats({}, DeviceKind::kCuda), Error);
+}
+
+// What disturbs a CPU makes repeats slower, and none faster.
+TEST(StepTimes, OfRepeatsOnACpuAreTheFastestQuarter) {
+  std::vector<StepTimes> repeats;
+  for (const double seconds : {5.0, 2.0, 9.0, 7.0, 3.0, 8.0, 6.0, 4.0}) {
+    StepTimes steps{.model = "a model", .source = "here", .step = 10.0 * seconds};
+    steps.kernels = {{.kernel = "fill", .seconds = seconds, .alone = 1.0, .calls = 4.0}};
+    repeats.push_back(steps);
+  }
+  const StepTimes joined = joined_repeats(repeats, DeviceKind::kCpu);
+  EXPECT_EQ(joined.step, 25.0);
+  EXPECT_EQ(joined.kernels.front().seconds, 2.5);
+  EXPECT_EQ(joined.source, "here; the fastest 2 of 8 calibrations");
+  EXPECT_EQ(joined_repeats(repeats, DeviceKind::kCuda).step, 55.0);
+  repeats.resize(3);
+  EXPECT_EQ(joined_repeats(repeats, DeviceKind::kCpu).step, 20.0);
 }
 
 TEST(StepTimes, AreStoppedAndRefusedWithTheReason) {

@@ -82,9 +82,12 @@ void CpuStream::synchronize() {
   for (int i = 0; i < kYields && !reached(); ++i) std::this_thread::yield();
   lock.lock();
   if (!reached()) {
-    synchronizing_.fetch_add(1, std::memory_order_seq_cst);
+    // The first of several sleepers to be due is named, and all are woken from then on.
+    ++sleepers_;
+    awaited_.store(std::min(awaited_.load(std::memory_order_relaxed), pushes),
+                   std::memory_order_seq_cst);
     progressed_.wait(lock, reached);
-    synchronizing_.fetch_sub(1, std::memory_order_relaxed);
+    if (--sleepers_ == 0) awaited_.store(kNobody, std::memory_order_relaxed);
   }
   if (failure_) std::rethrow_exception(failure_);
 }
@@ -135,8 +138,8 @@ void CpuStream::execute(Entry& entry) {
   // The task's holdings must be gone before a later event says that it is over.
   entry = Entry{};
   // Either this thread sees who sleeps, or that thread has seen the new number.
-  executed_.fetch_add(1, std::memory_order_seq_cst);
-  if (synchronizing_.load(std::memory_order_seq_cst) == 0) return;
+  const std::uint64_t executed = executed_.fetch_add(1, std::memory_order_seq_cst) + 1;
+  if (executed < awaited_.load(std::memory_order_seq_cst)) return;
   { const std::lock_guard lock(mutex_); }
   progressed_.notify_all();
 }

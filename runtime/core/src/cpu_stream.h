@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -53,6 +54,8 @@ class CpuStream : public Stream {
   void run_task(Entry& entry);
   void fail_with(std::string_view what);
 
+  static constexpr std::uint64_t kNobody = std::numeric_limits<std::uint64_t>::max();
+
   const StreamOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable pushed_;
@@ -62,7 +65,10 @@ class CpuStream : public Stream {
   bool failed_ = false;                     // the worker's own copy of "failure_ is set"
   std::uint64_t pushes_ = 0;                // guarded by mutex_
   std::atomic<std::uint64_t> executed_{0};  // of these
-  std::atomic<int> synchronizing_{0};       // threads that sleep until executed_ has changed
+  /// A thread that sleeps in synchronize() is woken when executed_ reaches this: to wake it after
+  /// each task would take the core from a thread that computes, some hundred times a step.
+  std::atomic<std::uint64_t> awaited_{kNobody};
+  int sleepers_ = 0;  // guarded by mutex_
   std::condition_variable progressed_;
   std::thread worker_;
 };

@@ -57,6 +57,8 @@ void add_traffic(Json& json, const Traffic& traffic) {
   json["sent_bytes"] = sent_bytes_to_json(traffic);
   json["collectives"] = calls_to_json(traffic);
   json["copied_bytes"] = traffic.copied_bytes;
+  if (moves_between_tiers(traffic)) json["tier_copy_bytes"] = tier_copies_to_json(traffic);
+  if (moves_to_or_from_disk(traffic)) json["disk_copy_bytes"] = disk_copies_to_json(traffic);
 }
 
 Json run_to_json(const CellRun& run) {
@@ -163,6 +165,18 @@ Traffic traffic_of(ObjectReader& object) {
   traffic.sent_bytes = by_collective(object.take("sent_bytes"), object.place_of("sent_bytes"));
   traffic.calls = by_collective(object.take("collectives"), object.place_of("collectives"));
   traffic.copied_bytes = object.count("copied_bytes");
+  if (object.has("tier_copy_bytes")) {
+    ObjectReader copies(object.take("tier_copy_bytes"), object.place_of("tier_copy_bytes"));
+    traffic.to_host_bytes = copies.count("device_to_host");
+    traffic.to_device_bytes = copies.count("host_to_device");
+    copies.finish();
+  }
+  if (object.has("disk_copy_bytes")) {
+    ObjectReader copies(object.take("disk_copy_bytes"), object.place_of("disk_copy_bytes"));
+    traffic.to_disk_bytes = copies.count("host_to_disk");
+    traffic.from_disk_bytes = copies.count("disk_to_host");
+    copies.finish();
+  }
   return traffic;
 }
 

@@ -123,7 +123,6 @@ KernelTimes::KernelTimes(const HardwareProfile& profile, int threads)
       steps_(steps_of(profile, threads)),
       beside_(median_of(steps_, &StepTimes::beside)),
       gap_(median_of(steps_, &StepTimes::gap)),
-      handover_(median_of(steps_, &StepTimes::handover)),
       between_(median_of(steps_, &StepTimes::between)) {}
 
 PredictedSeconds KernelTimes::of(const KernelCall& call, std::string_view operation) const {

@@ -18,7 +18,6 @@ constexpr std::array<std::string_view, kEvidences> kNames{"measured", "corrected
 constexpr std::pair<const char*, double StepTimes::*> kSeconds[] = {
     {"beside", &StepTimes::beside},
     {"gap", &StepTimes::gap},
-    {"handover", &StepTimes::handover},
     {"between", &StepTimes::between},
     {"step", &StepTimes::step}};
 constexpr std::pair<const char*, double StepTimes::Kernel::*> kNumbers[] = {
@@ -56,6 +55,7 @@ StepTimes step_times_of(const Json& json, const std::string& place) {
                   .source = object.text("source"),
                   .kernels = {}};
   for (const auto& [key, member] : kSeconds) steps.*member = object.number(key, true);
+  if (object.has("handover")) object.take("handover");  // of earlier profiles, which mistook it
   const Json& kernels = object.take("kernels");
   require(kernels.is_array(), ErrorCode::kConfig, object.place_of("kernels"), " must be an array");
   for (const Json& kernel : kernels) {

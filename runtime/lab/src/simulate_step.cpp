@@ -72,7 +72,7 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   std::map<std::pair<Meeting, std::string>, std::vector<int>> groups;
   Costs costs;
   if (options.steps_in_flight == 1) costs.between = times.between();
-  costs.handover = (times.has_steps() ? times.handover() : profile.handover.value) - times.gap();
+  costs.handover = std::max(0.0, profile.handover.value - times.gap());
   for (std::size_t i = 0; i < schedule.actions.size(); ++i) {
     const Action& action = schedule.actions[i];
     costs.kernel_seconds.push_back(0.0);

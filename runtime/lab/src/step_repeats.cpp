@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
@@ -11,6 +12,10 @@
 
 namespace tessera {
 namespace {
+
+/// The share of a CPU's repeats, the fastest, that count: larger than that of their steps, since a
+/// machine is disturbed for less than all of a repeat.
+constexpr double kFastest = 0.25;
 
 /// One kernel at a size, as the repeats have it.
 StepTimes::Kernel median_of_kernel(const std::vector<StepTimes::Kernel>& repeats) {
@@ -31,22 +36,31 @@ StepTimes::Kernel median_of_kernel(const std::vector<StepTimes::Kernel>& repeats
 
 }  // namespace
 
-StepTimes median_of_repeats(const std::vector<StepTimes>& repeats) {
+StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device) {
   require(!repeats.empty(), ErrorCode::kInvalidArgument, "there are no times of a step to join");
+  const StepTimes first = repeats.front();
+  for (const StepTimes& steps : repeats) {
+    require(steps.model == first.model && steps.threads == first.threads,
+            ErrorCode::kInvalidArgument, "steps of ", first.model, " of ", first.threads,
+            " threads and of ", steps.model, " of ", steps.threads, " threads are not the same");
+  }
+  const std::size_t all = repeats.size();
+  if (device == DeviceKind::kCpu) {
+    std::ranges::sort(repeats, {}, &StepTimes::step);
+    repeats.resize(std::max<std::size_t>(
+        1, static_cast<std::size_t>(kFastest * static_cast<double>(repeats.size()))));
+  }
   StepTimes joined = repeats.front();
   std::map<std::tuple<std::string, std::string, std::string, std::vector<double>>,
            std::vector<StepTimes::Kernel>>
       kernels;
   for (const StepTimes& steps : repeats) {
-    require(steps.model == joined.model && steps.threads == joined.threads,
-            ErrorCode::kInvalidArgument, "steps of ", joined.model, " of ", joined.threads,
-            " threads and of ", steps.model, " of ", steps.threads, " threads are not the same");
     for (const StepTimes::Kernel& kernel : steps.kernels) {
       kernels[{kernel.operation, kernel.kernel, kernel.dtype, kernel.size}].push_back(kernel);
     }
   }
-  for (double StepTimes::*const member : {&StepTimes::beside, &StepTimes::gap, &StepTimes::handover,
-                                          &StepTimes::between, &StepTimes::step}) {
+  for (double StepTimes::*const member :
+       {&StepTimes::beside, &StepTimes::gap, &StepTimes::between, &StepTimes::step}) {
     std::vector<double> values;
     for (const StepTimes& steps : repeats) values.push_back(steps.*member);
     joined.*member = median(std::move(values));
@@ -55,8 +69,10 @@ StepTimes median_of_repeats(const std::vector<StepTimes>& repeats) {
   for (const auto& [key, of_repeats] : kernels) {
     joined.kernels.push_back(median_of_kernel(of_repeats));
   }
-  if (repeats.size() > 1) {
-    joined.source += concat("; medians of ", repeats.size(), " calibrations");
+  if (all > 1) {
+    joined.source += repeats.size() == all
+                         ? concat("; medians of ", all, " calibrations")
+                         : concat("; the fastest ", repeats.size(), " of ", all, " calibrations");
   }
   return joined;
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -47,17 +48,17 @@ struct KernelSum {
   double seconds = 0.0, calls = 0.0;
 };
 
-/// A kernel's means in each step, and what it takes alone.
-struct KernelMeans {
-  std::vector<double> seconds;
-  double calls = 0.0, alone = 0.0;
+/// The times of a step: its kernels, and means of what is beside them; nothing: there was none.
+struct SeenStep {
+  double seconds = 0.0, between = 0.0;
+  std::optional<double> beside{}, gap{};
+  std::map<KernelKey, KernelSum> kernels{};
 };
 
-/// The times of the steps of all copies.
+/// The steps of a copy, and what their kernels take alone.
 struct Seen {
-  std::map<KernelKey, KernelMeans> kernels;
-  std::vector<double> beside, gaps, handovers;  // by step: means
-  std::vector<double> between, steps;           // by step
+  std::vector<SeenStep> steps;
+  std::map<KernelKey, double> alone;
 };
 
 /// Times one rank: its kernels as they are called, on the thread of its compute lane, and its
@@ -108,15 +109,11 @@ class StepWatch {
       first = std::min(first, span.begin);
       last = std::max(last, span.end);
     }
-    seen_.steps.push_back(seconds);
-    seen_.between.push_back(std::max(0.0, seconds - (last - first)));
-    note_actions(begins, ends);
-    note_gaps(begins, ends);
-    for (const auto& [key, sum] : sums_) {
-      KernelMeans& means = seen_.kernels[key];
-      means.seconds.push_back(sum.seconds / sum.calls);
-      means.calls = sum.calls;
-    }
+    SeenStep& seen = seen_.steps.emplace_back(
+        SeenStep{.seconds = seconds, .between = std::max(0.0, seconds - (last - first))});
+    note_actions(begins, ends, seen);
+    note_gaps(begins, ends, seen);
+    seen.kernels = std::exchange(sums_, {});
     forget_step();
   }
   /// Drops what was seen of a step that is not to be counted.
@@ -130,10 +127,7 @@ class StepWatch {
     std::ranges::fill(passes_, Pass{});
   }
 
-  Seen take() {
-    for (auto& [key, means] : seen_.kernels) means.alone = alone_.at(key);
-    return std::move(seen_);
-  }
+  Seen take() { return std::move(seen_); }
 
  private:
   struct Pass {
@@ -159,15 +153,16 @@ class StepWatch {
 
   void add(const KernelCall& call, std::string_view operation, double seconds) {
     KernelKey key = key_of(operation, call);
-    if (!alone_.contains(key)) {
-      alone_[key] = seconds_alone(call, profile_, step_.options.threads);
+    if (!seen_.alone.contains(key)) {
+      seen_.alone[key] = seconds_alone(call, profile_, step_.options.threads);
     }
     KernelSum& sum = sums_[std::move(key)];
     sum.seconds += seconds;
     sum.calls += 1.0;
   }
 
-  void note_actions(const std::vector<double>& begins, const std::vector<double>& ends) {
+  void note_actions(const std::vector<double>& begins, const std::vector<double>& ends,
+                    SeenStep& seen) {
     double beside = 0.0;
     int kernels = 0;
     for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
@@ -181,33 +176,23 @@ class StepWatch {
         add(call_of(schedule_, action, step_.options.optimizer), action.operation->name, seconds);
       }
     }
-    if (kernels > 0) seen_.beside.push_back(std::max(0.0, beside / kernels));
+    if (kernels > 0) seen.beside = std::max(0.0, beside / kernels);
   }
 
-  /// An action begins a gap after the one before it on its lane, or a handover after another lane's
-  /// for which it waits.
-  void note_gaps(const std::vector<double>& begins, const std::vector<double>& ends) {
-    std::map<Lane, double> lane_ends;
-    std::vector<double> gaps, handovers;
-    for (std::size_t i = 0; i < schedule_.actions.size(); ++i) {
-      const Action& action = schedule_.actions[i];
-      if (ends[i] == 0.0) continue;
-      double waited = 0.0;
-      for (const int wait : action.waits) {
-        const auto w = static_cast<std::size_t>(wait);
-        if (schedule_.actions[w].lane != action.lane) waited = std::max(waited, ends[w]);
-      }
-      const auto own = lane_ends.find(action.lane);
-      const double before = own == lane_ends.end() ? 0.0 : own->second;
-      if (waited > before) {
-        handovers.push_back(std::max(0.0, begins[i] - waited));
-      } else if (before > 0.0) {
-        gaps.push_back(std::max(0.0, begins[i] - before));
-      }
-      lane_ends[action.lane] = ends[i];
+  /// The time between the end of an action and the beginning of the next one. A rank alone on a CPU
+  /// has one stream for all lanes, and none of them waits for another (see take_graph for a GPU).
+  void note_gaps(const std::vector<double>& begins, const std::vector<double>& ends,
+                 SeenStep& seen) {
+    std::vector<std::pair<double, double>> spans;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i] > 0.0) spans.emplace_back(begins[i], ends[i]);
     }
-    if (!gaps.empty()) seen_.gaps.push_back(mean(gaps));
-    if (!handovers.empty()) seen_.handovers.push_back(mean(handovers));
+    std::ranges::sort(spans);
+    std::vector<double> gaps;
+    for (std::size_t i = 1; i < spans.size(); ++i) {
+      gaps.push_back(std::max(0.0, spans[i].first - spans[i - 1].second));
+    }
+    if (!gaps.empty()) seen.gap = mean(gaps);
   }
 
   const TimedStep& step_;
@@ -217,7 +202,6 @@ class StepWatch {
   std::vector<Pass> passes_;        ///< by action
   std::vector<Launched> launched_;
   std::map<KernelKey, KernelSum> sums_;
-  std::map<KernelKey, double> alone_;
   Seen seen_;
 };
 
@@ -272,7 +256,7 @@ Seen watch_rank(const TimedStep& step, const HardwareProfile& profile) {
 
 /// The time that a host adds to kernels which it launches one by one is no part of a graph: of a
 /// GPU's step the kernels count, and the step is that of a graph.
-void take_graph(const TimedStep& step, const HardwareProfile& profile, StepTimes& times) {
+void take_graph(const TimedStep& step, StepTimes& times) {
   const auto device = device_of(step.options);
   ExecutorOptions options = step.options;
   options.graph = true;
@@ -282,44 +266,50 @@ void take_graph(const TimedStep& step, const HardwareProfile& profile, StepTimes
   });
   times.step = median(std::move(steps));
   times.beside = times.gap = times.between = 0.0;
-  times.handover = profile.handover.value;
 }
 
-void append(std::vector<double>& all, const std::vector<double>& more) {
-  all.insert(all.end(), more.begin(), more.end());
+/// The steps of a CPU that others disturbed least. Those of a GPU all count: it has no others, and
+/// its first steps, before it is warm, are faster than what it sustains.
+std::vector<SeenStep> undisturbed_of(std::vector<SeenStep> steps, DeviceKind device) {
+  if (device == DeviceKind::kCuda) return steps;
+  std::ranges::sort(steps, {}, &SeenStep::seconds);
+  const auto share = static_cast<std::size_t>(kUndisturbed * static_cast<double>(steps.size()));
+  steps.resize(std::min(steps.size(), std::max<std::size_t>(share, kLeastSteps)));
+  return steps;
 }
 
-StepTimes times_of(const std::vector<Seen>& copies) {
-  Seen all;
-  for (const Seen& copy : copies) {
-    append(all.beside, copy.beside);
-    append(all.gaps, copy.gaps);
-    append(all.handovers, copy.handovers);
-    append(all.between, copy.between);
-    append(all.steps, copy.steps);
-    for (const auto& [key, means] : copy.kernels) {
-      KernelMeans& of_all = all.kernels[key];
-      append(of_all.seconds, means.seconds);
-      of_all.calls = means.calls;
-      of_all.alone = means.alone;
+StepTimes times_of(std::vector<Seen> copies, DeviceKind device) {
+  std::vector<double> beside, gaps, between, seconds;
+  std::map<KernelKey, std::vector<double>> means;
+  std::map<KernelKey, double> calls, alone;
+  for (Seen& copy : copies) {
+    alone.merge(copy.alone);
+    for (const SeenStep& step : undisturbed_of(std::move(copy.steps), device)) {
+      if (step.beside) beside.push_back(*step.beside);
+      if (step.gap) gaps.push_back(*step.gap);
+      between.push_back(step.between);
+      seconds.push_back(step.seconds);
+      for (const auto& [key, sum] : step.kernels) {
+        means[key].push_back(sum.seconds / sum.calls);
+        calls[key] = sum.calls;
+      }
     }
   }
   StepTimes times;
-  times.beside = median(all.beside);
-  times.gap = median(all.gaps);
-  times.handover = median(all.handovers);
-  times.between = median(all.between);
-  times.step = median(all.steps);
-  for (const auto& [key, means] : all.kernels) {
+  times.beside = median(beside);
+  times.gap = median(gaps);
+  times.between = median(between);
+  times.step = median(seconds);
+  for (const auto& [key, of_steps] : means) {
     const auto& [operation, kernel, dtype, size] = key;
     times.kernels.push_back({.operation = operation,
                              .kernel = kernel,
                              .dtype = dtype,
                              .size = size,
-                             .seconds = median(means.seconds),
-                             .spread = relative_spread(means.seconds),
-                             .alone = means.alone,
-                             .calls = means.calls});
+                             .seconds = median(of_steps),
+                             .spread = relative_spread(of_steps),
+                             .alone = alone.at(key),
+                             .calls = calls.at(key)});
   }
   return times;
 }
@@ -348,9 +338,9 @@ StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }
-  StepTimes times = times_of(seen);
+  StepTimes times = times_of(std::move(seen), step.options.device);
   times.threads = step.options.threads;
-  if (step.options.device == DeviceKind::kCuda) take_graph(step, profile, times);
+  if (step.options.device == DeviceKind::kCuda) take_graph(step, times);
   return times;
 }
 

@@ -455,7 +455,8 @@ std::function<int()> add_compare(CLI::App& app) {
   app.add_option("--ranks", given->ranks, "numbers of ranks to compare, like 2,4")
       ->type_name("N,...")
       ->group("Matrix");
-  app.add_flag("--resume", given->resumes, "go on with the matrix that --out holds")
+  app.add_flag("--resume", given->resumes,
+               "go on with the matrix that --out holds, also with more --repeats than before")
       ->group("Matrix");
   return [command, given] {
     CompareRequest request{.config = command->config(kForAnyMachine)};

@@ -36,7 +36,8 @@ std::string unlike_matrix(const Comparison& earlier, const Comparison& planned) 
         unlike("profile", earlier.profile, planned.profile),
         unlike("steps", earlier.steps, planned.steps),
         unlike("untimed steps", earlier.warmup_steps, planned.warmup_steps),
-        unlike("repeats", earlier.repeats, planned.repeats),
+        earlier.repeats < planned.repeats ? ""  // which --resume adds
+                                          : unlike("repeats", earlier.repeats, planned.repeats),
         unlike("cells", earlier.cells.size(), planned.cells.size())}) {
     if (!words.empty()) return words;
   }
@@ -67,12 +68,13 @@ std::string difference(const Comparison& earlier, const Comparison& planned) {
 
 Comparison gone_on(const Comparison& earlier, Comparison planned) {
   planned.date = earlier.date;
-  planned.command = earlier.command;
+  if (earlier.repeats == planned.repeats) planned.command = earlier.command;
   for (std::size_t i = 0; i < planned.cells.size(); ++i) {
     const ComparedCell& was = earlier.cells[i];
     if (was.runs.empty()) continue;
     planned.cells[i] = was;
-    if (was.state == CellState::kDone) continue;
+    const bool is_done = std::ssize(was.runs) >= planned.repeats;
+    if (was.state == CellState::kDone && is_done) continue;
     planned.cells[i].state = CellState::kMissing;
     planned.cells[i].why.clear();
   }

@@ -131,7 +131,10 @@ HardwareProfile MeasuredProfile::write() const {
       }
     }
   }
-  for (const auto& [run, times] : repeats) profile.steps.push_back(median_of_repeats(times));
+  const DeviceKind device = profile.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
+  for (auto& [run, times] : repeats) {
+    profile.steps.push_back(joined_repeats(std::move(times), device));
+  }
   replace_file(path_, "--out", to_text(profile));
   return find_profile(path_);
 }

@@ -35,6 +35,14 @@ Traffic traffic_in(const LogJson& summary) {
         summary.at("sent_bytes").at("counted").at(name).get<std::int64_t>() / steps;
     traffic.calls_of(kind) = summary.at("collectives").at(name).get<std::int64_t>() / steps;
   }
+  const auto copied = [&](const char* tiers, const char* direction) -> std::int64_t {
+    if (!summary.contains(tiers)) return 0;
+    return summary.at(tiers).at("counted").at(direction).get<std::int64_t>() / steps;
+  };
+  traffic.to_host_bytes = copied("tier_copy_bytes", "device_to_host");
+  traffic.to_device_bytes = copied("tier_copy_bytes", "host_to_device");
+  traffic.to_disk_bytes = copied("disk_copy_bytes", "host_to_disk");
+  traffic.from_disk_bytes = copied("disk_copy_bytes", "disk_to_host");
   return traffic;
 }
 

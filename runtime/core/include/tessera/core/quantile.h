@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-// How repeated measurements are summed up, wherever Tessera measures: a median, and its spread.
+// How repeated measurements are summed up, wherever Tessera measures: a median, and its spread, or
+// what was disturbed least.
 namespace tessera {
 
 /// The value at `share` of the way in a sorted copy, between two in proportion; 0 of none.
@@ -19,6 +20,12 @@ inline double quantile(std::vector<double> values, double share) {
 }
 
 inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
+
+/// The share of a CPU's repetitions, the fastest, that count as undisturbed. Whatever else a
+/// machine does makes a repetition slower and none faster, so that the fastest ones say what the
+/// code takes (Chen and Revels, Robust benchmarking in noisy environments, 2016), and can be
+/// repeated on a machine that is shared.
+inline constexpr double kUndisturbed = 0.1;
 
 /// The distance between the quartiles over the median; 0 of none.
 inline double relative_spread(const std::vector<double>& values) {

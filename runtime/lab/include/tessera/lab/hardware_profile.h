@@ -79,7 +79,7 @@ struct StepTimes {
     std::string kernel{};        ///< step_name() of its calls
     std::string dtype{};         ///< of its operands
     std::vector<double> size{};  ///< rates_size() of its calls
-    double seconds = 0.0;        ///< of a call: the median over steps of their means
+    double seconds = 0.0;        ///< of a call: the median of undisturbed steps' means
     double spread = 0.0;         ///< of these means: the distance between quartiles over the median
     double alone = 0.0;          ///< what KernelRates say of a call
     double calls = 0.0;          ///< in a step
@@ -88,11 +88,10 @@ struct StepTimes {
   int threads = 1;      ///< of a rank
   std::string source{};
   std::vector<Kernel> kernels{};
-  double beside = 0.0;    ///< seconds that a pass takes for each of its kernels, beside them
-  double gap = 0.0;       ///< seconds between two actions of a lane
-  double handover = 0.0;  ///< the same where the second one waits for another lane
-  double between = 0.0;   ///< seconds from the last action of a step to the first of the next
-  double step = 0.0;      ///< seconds of a whole step, with that
+  double beside = 0.0;   ///< seconds that a pass takes for each of its kernels, beside them
+  double gap = 0.0;      ///< seconds between two actions of a lane
+  double between = 0.0;  ///< seconds from the last action of a step to the first of the next
+  double step = 0.0;     ///< seconds of a whole step, with that
 };
 
 /// On what a predicted time of a kernel rests.

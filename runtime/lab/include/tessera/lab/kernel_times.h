@@ -42,7 +42,6 @@ class KernelTimes {
   // Medians over the steps of as many threads, or nearly as many; see StepTimes. 0: none.
   double beside() const { return beside_; }
   double gap() const { return gap_; }
-  double handover() const { return handover_; }
   double between() const { return between_; }
 
  private:
@@ -57,7 +56,7 @@ class KernelTimes {
   const HardwareProfile& profile_;
   const int threads_;
   std::vector<const StepTimes*> steps_;  ///< of the number of threads that is nearest
-  double beside_ = 0.0, gap_ = 0.0, handover_ = 0.0, between_ = 0.0;
+  double beside_ = 0.0, gap_ = 0.0, between_ = 0.0;
   mutable std::map<std::string, PredictedSeconds, std::less<>> known_;
 };
 

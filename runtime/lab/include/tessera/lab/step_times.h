@@ -21,16 +21,18 @@ struct TimedStep {
 };
 
 /// Times the kernels of steps where they run: with what is in the caches then, at the clocks of
-/// then, by threads that sleep between them. `profile` says what each takes alone. Kernels of a GPU
-/// are timed by events while the host launches them one by one, and the step as a CUDA graph.
+/// then, by threads that sleep between them. `profile` says what each takes alone. Of a CPU's steps
+/// the fastest tenth counts (kUndisturbed). Kernels of a GPU are timed by events while the host
+/// launches them one by one, and the step as a CUDA graph.
 ///
 /// Throws Error{kInvalidArgument} if the program needs more than one rank, Error{kAborted} if
 /// `goes_on` says so, and what kernels throw.
 StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile);
 
-/// One of several times of the same step, taken minutes apart: their medians, kernel by kernel. To
-/// the spread of a kernel within them comes, as an independent one, that of its times over them.
-/// Throws Error{kInvalidArgument} of none, or of steps of different models or threads.
-StepTimes median_of_repeats(const std::vector<StepTimes>& repeats);
+/// One of several times of the same step, taken minutes apart: of a GPU their medians, kernel by
+/// kernel, of a CPU those of the fastest quarter. To the spread of a kernel within them comes, as
+/// an independent one, that of its times over them. Throws Error{kInvalidArgument} of none, or of
+/// steps of different models or threads.
+StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device);
 
 }  // namespace tessera
