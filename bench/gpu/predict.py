@@ -52,7 +52,7 @@ SASS_NAMES = {
     "gelu_forward": r"^activations/elementwise_kernel<8, Forward<Gelu, bf16>",
     "gelu_backward": r"^activations/elementwise_kernel<8, Backward<Gelu, bf16>",
     "dropout": r"^dropout/.*bf16",
-    "bias_gradient": r"^bias_gradient/sum_rows_kernel<8, bf16>",
+    "bias_gradient": r"^bias_gradient/sum_slabs_kernel<8, bf16>",
     "embedding_forward": r"^embedding/embedding_forward_kernel<8, true, bf16>",
     "embedding_backward": r"^embedding/embedding_backward_kernel<[48], .*bf16, float>",
     "optimizer_step": r"^optimizer/.*AdamW.*float",

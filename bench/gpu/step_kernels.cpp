@@ -38,7 +38,6 @@ struct Call {
 
 /// The epilogue by the name that tables of GEMMs have for it.
 std::string epilogue_of(const GemmArgs& a) {
-  if (a.bias_gradient) return "bias_gradient";
   if (a.gelu_backward_input) return "gelu_backward";
   if (!a.gelu) return a.bias ? "bias" : "none";
   return concat("gelu", a.gelu_input ? "_aux" : "", a.bias ? "_bias" : "");

@@ -40,7 +40,7 @@ void check_gelu(const GemmArgs& args) {
 }
 
 void check_residual(const GemmArgs& args) {
-  if (args.accumulate || args.gelu || args.gelu_backward_input || args.bias_gradient)
+  if (args.accumulate || args.gelu || args.gelu_backward_input)
     fail(ErrorCode::kInvalidArgument,
          "gemm: a residual goes with a bias, but with nothing else that is added or follows");
   require(args.residual.shape == args.c.shape && args.residual.dtype == args.c.dtype &&
@@ -51,15 +51,6 @@ void check_residual(const GemmArgs& args) {
   const std::int64_t bytes = args.c.bytes();
   require(args.residual.data + bytes <= args.c.data || args.c.data + bytes <= args.residual.data,
           ErrorCode::kInvalidArgument, "gemm: residual and c overlap; accumulate adds to c");
-}
-
-void check_bias_gradient(const GemmArgs& args, std::int64_t m) {
-  const TensorView& db = args.bias_gradient;
-  require(args.transpose_a && args.a.is_contiguous(), ErrorCode::kInvalidArgument,
-          "gemm: bias_gradient takes column sums of a: it must be contiguous and transposed");
-  require(db.numel() == m && db.is_contiguous() && is_compute_dtype(db.dtype),
-          ErrorCode::kInvalidArgument, "gemm: bias_gradient is ", db.shape, " of ",
-          to_string(db.dtype), ", wanted ", m, " contiguous elements of fp32, bf16 or fp16");
 }
 
 void check_fp8_operand(const TensorView& view, const Fp8Operand& operand, const char* name) {
@@ -79,9 +70,8 @@ void check_fp8(const GemmArgs& args) {
           "alone, and pass transposed codes");
   require(args.a_fp8.format == Fp8Format::kE4M3 || args.b_fp8.format == Fp8Format::kE4M3,
           ErrorCode::kInvalidArgument, "gemm: a and b are both E5M2, expected one of E4M3");
-  require(!args.gelu && !args.gelu_backward_input && !args.bias_gradient,
-          ErrorCode::kInvalidArgument,
-          "gemm: codes of fp8 go neither with GELU, nor its derivative, nor a bias gradient");
+  require(!args.gelu && !args.gelu_backward_input, ErrorCode::kInvalidArgument,
+          "gemm: codes of fp8 go neither with GELU nor with its derivative");
 }
 
 }  // namespace
@@ -112,17 +102,11 @@ GemmSizes check_gemm(const GemmArgs& args) {
           to_string(args.b.dtype), ", c ", to_string(args.c.dtype));
   check_gelu(args);
   if (args.residual) check_residual(args);
-  if (args.bias_gradient) check_bias_gradient(args, sizes.m);
   return sizes;
 }
 
 std::optional<GemmArgs> without_epilogue(const GemmArgs& args) {
   GemmArgs left = args;
-  if (args.bias_gradient) {
-    left.bias_gradient = {};
-    left.accumulate_bias_gradient = false;
-    return left;
-  }
   if (args.residual) {
     left.residual = {};
     return left;

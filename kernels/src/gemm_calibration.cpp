@@ -34,15 +34,14 @@ constexpr std::int64_t kMostOperands = 8;
 
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-inline std::array<TensorView*, 8> views_of(GemmArgs& args) {
+inline std::array<TensorView*, 7> views_of(GemmArgs& args) {
   return {&args.a,
           &args.b,
           &args.c,
           &args.bias,
           &args.residual,
           &args.gelu_input,
-          &args.gelu_backward_input,
-          &args.bias_gradient};
+          &args.gelu_backward_input};
 }
 
 /// From the first element of a view to behind its last.

@@ -20,9 +20,8 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 8> kEpilogues{
-    "none",     "bias",          "gelu",          "gelu_bias",
-    "gelu_aux", "gelu_aux_bias", "gelu_backward", "bias_gradient"};
+constexpr std::array<std::string_view, 7> kEpilogues{
+    "none", "bias", "gelu", "gelu_bias", "gelu_aux", "gelu_aux_bias", "gelu_backward"};
 constexpr const char* kKind = "gemm-table";
 constexpr double kMicro = 1e-6;
 

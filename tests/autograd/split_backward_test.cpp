@@ -79,17 +79,23 @@ TEST_F(SplitBackward, KeepsNothingForWhatIsFrozen) {
 }
 
 TEST_F(SplitBackward, KeepsOfANormItsSumsAlone) {
-  run_on(*stream_, [&] {
-    OwnedParameter gamma(memory_, {64}, ones(64)), beta(memory_, {64}, ones(64));
-    Tape tape(memory_, *stream_, {}, {});
-    Value y = ops::layer_norm(tape, tape.input(tensor({512, 64}, random_floats(512 * 64, 3)), true),
-                              gamma.parameter, beta.parameter);
-    y.tensor = {};
-    tape.backward_input(y, tensor({512, 64}, ones(512 * 64)));
-    EXPECT_EQ(activations(), 2 * 64 * 4);
-    tape.backward_weights();
-    EXPECT_EQ(to_floats(beta.gradient), std::vector<float>(64, 512.0F));
-  });
+  for (const float before : {0.0F, 3.0F}) {
+    run_on(*stream_, [&] {
+      OwnedParameter gamma(memory_, {64}, ones(64)), beta(memory_, {64}, ones(64));
+      for (OwnedParameter* p : {&gamma, &beta}) {
+        test::copy_to(p->gradient, std::vector<float>(64, before));
+        p->parameter.gradient_written = before > 0.0F;
+      }
+      Tape tape(memory_, *stream_, {}, {});
+      const Value x = tape.input(tensor({512, 64}, random_floats(512 * 64, 3)), true);
+      Value y = ops::layer_norm(tape, x, gamma.parameter, beta.parameter);
+      y.tensor = {};
+      tape.backward_input(y, tensor({512, 64}, ones(512 * 64)));
+      EXPECT_EQ(activations(), x.tensor.bytes() + 2 * 64 * 4);  // the input is held here
+      tape.backward_weights();
+      EXPECT_EQ(to_floats(beta.gradient), std::vector<float>(64, 512.0F + before));
+    });
+  }
 }
 
 // A sum of two is the same in both orders; of three it is not.

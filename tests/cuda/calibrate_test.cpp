@@ -85,7 +85,7 @@ TEST_F(Calibrate, WritesATableByWhichRunsGiveTheSameBits) {
         << row;
     apart += with_epilogue ? 1 : 0;
   }
-  EXPECT_GE(apart, 4) << "GELU, its derivative, bias gradients";
+  EXPECT_GE(apart, 3) << "GELU and its derivative";
   const std::string written = read_file(path("t.json"));
   const ProgramResult second = calibrate();
   ASSERT_EQ(second.exit_code, 0) << second.err;
@@ -231,7 +231,6 @@ TEST(CalibratedGpu, TimesTheKernelsOfStepsByEvents) {
   EXPECT_GT(inside, 0.0);
   EXPECT_GT(times.step, 0.0);
   EXPECT_EQ(times.gap, 0.0) << "between kernels of a graph";
-  EXPECT_EQ(times.handover, profile.handover.value);
 }
 
 // Emulated kernels take as long as they take: the profile is whole, its times mean nothing.

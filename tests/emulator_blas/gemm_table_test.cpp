@@ -139,14 +139,11 @@ class CalibratedGemms : public testing::Test {
             .gelu = true,
             .gelu_input = tensor(DType::kBFloat16, 5.0F)};
   }
-  GemmArgs with_bias_gradient(bool accumulate) {
+  GemmArgs with_gelu_backward() {
     return {.a = tensor(DType::kBFloat16, 1.0F),
             .b = tensor(DType::kBFloat16, 2.0F),
-            .c = tensor(DType::kFloat32, 3.0F),
-            .transpose_a = true,
-            .accumulate = accumulate,
-            .bias_gradient = tensor(DType::kFloat32, 4.0F, {kSize}),
-            .accumulate_bias_gradient = accumulate};
+            .c = tensor(DType::kBFloat16, 3.0F),
+            .gelu_backward_input = tensor(DType::kBFloat16, 5.0F)};
   }
 
   GemmArgs of_codes() {
@@ -239,8 +236,8 @@ TEST_F(CalibratedGemms, OfCodesHaveRowsWithTheirFormats) {
 
 TEST_F(CalibratedGemms, AreFusedWhereThatIsFaster) {
   make_fast(2, 5, 4 * kHour);
-  const GemmTable table = calibrate({with_gelu(), with_bias_gradient(false)});
-  for (const GemmEpilogue epilogue : {GemmEpilogue::kGeluAuxBias, GemmEpilogue::kBiasGradient}) {
+  const GemmTable table = calibrate({with_gelu(), with_gelu_backward()});
+  for (const GemmEpilogue epilogue : {GemmEpilogue::kGeluAuxBias, GemmEpilogue::kGeluBackward}) {
     EXPECT_TRUE(choice(table, epilogue).fused) << to_string(epilogue);
     EXPECT_EQ(number_of(choice(table, epilogue).algorithm), 5) << to_string(epilogue);
   }
@@ -252,15 +249,15 @@ TEST_F(CalibratedGemms, AreFusedWhereThatIsFaster) {
 /// Though cuBLASLt supports the epilogue.
 TEST_F(CalibratedGemms, AreApartWhereThatIsFaster) {
   make_fast(2, -1);
-  const GemmTable table = calibrate({with_gelu(), with_bias_gradient(true)});
-  for (const GemmEpilogue epilogue : {GemmEpilogue::kGeluAuxBias, GemmEpilogue::kBiasGradient}) {
+  const GemmTable table = calibrate({with_gelu(), with_gelu_backward()});
+  for (const GemmEpilogue epilogue : {GemmEpilogue::kGeluAuxBias, GemmEpilogue::kGeluBackward}) {
     EXPECT_FALSE(choice(table, epilogue).fused) << to_string(epilogue);
   }
   // And so they run: a call in one would show.
   fake_cublaslt::Durations durations;
   durations.fused.fill(kHour);
   fake_cublaslt::set_durations(durations);
-  for (const GemmArgs& gemm : {with_gelu(), with_bias_gradient(true)}) {
+  for (const GemmArgs& gemm : {with_gelu(), with_gelu_backward()}) {
     run(gemm, table);
     EXPECT_LT(seconds_, 1800);
   }
@@ -269,11 +266,11 @@ TEST_F(CalibratedGemms, AreApartWhereThatIsFaster) {
 TEST_F(CalibratedGemms, RunByTheTableWithoutLookingForAlgorithms) {
   make_fast(3, 5);
   const GemmArgs args = product();
-  GemmTable table = calibrate({args, with_gelu(), with_bias_gradient(true)});
+  GemmTable table = calibrate({args, with_gelu(), with_gelu_backward()});
   const std::int64_t before = fake_cublaslt::heuristics();
   const std::vector<float> by_three = run(args, table);
   run(with_gelu(), table);
-  run(with_bias_gradient(true), table);
+  run(with_gelu_backward(), table);
   EXPECT_EQ(fake_cublaslt::heuristics(), before);
   EXPECT_EQ(run(args, table), by_three) << "the same table, the same bits";
   const std::vector<float> by_heuristic = run(args, {.machine = table.machine});

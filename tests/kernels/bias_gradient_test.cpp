@@ -61,6 +61,25 @@ TEST(BiasGradient, SumsMoreRowsThanAWarpLoadsAtOnce) {  // in each of very many 
   check<bfloat16, float>(70001, 8, true);
 }
 
+/// So sums that another kernel leaves may be added later, with the same bits.
+template <typename T, typename D>
+void check_sum_comes_first(std::int64_t rows, std::int64_t columns) {
+  const auto dy = random_values<T>(rows * columns, 5);
+  auto db = random_values<D>(columns, 6);
+  const std::vector<D> accumulated = run(dy, db, rows, true);
+  std::vector<float> sums = run(dy, std::vector<float>(db.size()), rows, false);
+  StreamUnderTest stream;
+  kernels_under_test().add({.src = view_of(sums), .dst = view_of(db)}, stream);
+  EXPECT_TRUE(same_bits(accumulated, db));
+}
+
+TEST(BiasGradient, SumsBeforeItAddsToWhatIsThere) {
+  check_sum_comes_first<float, float>(1501, 40);
+  check_sum_comes_first<bfloat16, float>(1501, 40);
+  check_sum_comes_first<bfloat16, bfloat16>(701, 264);
+  check_sum_comes_first<float16, float16>(701, 37);
+}
+
 TEST(BiasGradient, TakesNoColumns) { check<float, float>(5, 0, false); }
 
 TEST(BiasGradient, RejectsAnotherWidth) {

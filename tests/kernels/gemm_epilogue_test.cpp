@@ -246,62 +246,6 @@ TYPED_TEST(GemmEpilogue, ServesOtherAddressesWithWhatItPreparedForSome) {
   EXPECT_TRUE(same_bits(run(stream, 10), first));
 }
 
-/// dW (outputs, inputs) [+]= dy^T x of type W and db [+]= column sums of dy, of type B.
-template <typename T, typename W, typename B>
-void check_bias_gradient(const Layer& layer, bool accumulate, bool accumulate_bias,
-                         std::int64_t offset) {
-  SCOPED_TRACE(concat(name(layer), ", dW ", to_string(dtype_of<W>()), ", db ",
-                      to_string(dtype_of<B>()), accumulate ? ", accumulate" : "",
-                      accumulate_bias ? ", accumulate db" : "", ", offset ", offset));
-  Matrix<T> dy(layer.rows, layer.outputs, 1, offset);
-  Matrix<T> x(layer.rows, layer.inputs, 2, 2 * offset);
-  Matrix<W> dw(layer.outputs, layer.inputs, 3, 4 * offset);
-  Matrix<B> db(1, layer.outputs, 4, offset);
-  Doubles expected, bound, expected_bias, bias_bound;
-  for (std::int64_t i = 0; i < layer.outputs; ++i) {
-    Sum bias;
-    if (accumulate_bias) bias.add(db.get(0, i));
-    for (std::int64_t l = 0; l < layer.rows; ++l) bias.add(dy.get(l, i));
-    expected_bias.push_back(bias.value);
-    bias_bound.push_back(0x1p-21 * bias.magnitude + half_unit<B>(bias.value) + 1e-30);
-    for (std::int64_t j = 0; j < layer.inputs; ++j) {
-      Sum sum;
-      if (accumulate) sum.add(dw.get(i, j));
-      for (std::int64_t l = 0; l < layer.rows; ++l) sum.add(dy.get(l, i) * x.get(l, j));
-      expected.push_back(sum.value);
-      bound.push_back(sum.error() + half_unit<W>(sum.value) + 1e-30);
-    }
-  }
-  StreamUnderTest stream;
-  kernels_under_test().gemm({.a = dy.view(),
-                             .b = x.view(),
-                             .c = dw.view(),
-                             .transpose_a = true,
-                             .accumulate = accumulate,
-                             .bias_gradient = db.view().flat(),
-                             .accumulate_bias_gradient = accumulate_bias},
-                            stream);
-  expect_within(dw.elements(), expected, bound, "dW");
-  expect_within(db.elements(), expected_bias, bias_bound, "db");
-}
-
-TEST(GemmBiasGradient, SumsColumnsBesideTheProduct) {
-  for (const Layer& layer : kLayers) {
-    for (unsigned flags = 0; flags < 8; ++flags) {
-      const bool accumulate = (flags & 1U) != 0;
-      const bool accumulate_bias = (flags & 2U) != 0;
-      const std::int64_t offset = (flags & 4U) != 0 ? 1 : 0;
-      check_bias_gradient<float, float, float>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<bfloat16, float, float>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<bfloat16, float, bfloat16>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<bfloat16, bfloat16, bfloat16>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<bfloat16, bfloat16, float>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<float16, float, float>(layer, accumulate, accumulate_bias, offset);
-      check_bias_gradient<float16, float16, float16>(layer, accumulate, accumulate_bias, offset);
-    }
-  }
-}
-
 TEST(GemmEpilogueOnTheCpu, GivesTheBitsOfSeparateKernels) {
   const std::int64_t m = 37, n = 29, k = 31;
   auto a = random_values<bfloat16>(m * k, 1), b = random_values<bfloat16>(n * k, 2);
@@ -391,13 +335,6 @@ TEST(GemmEpilogueErrors, CombinationsThatMeanNothingAreRefused) {
     args.residual = view_of(other, Shape{2, 5});
     args.gelu = true;
   }));
-  EXPECT_TRUE(refused([&](GemmArgs& args) { args.bias_gradient = view_of(other, 0, 3); }));
-  EXPECT_TRUE(refused([&](GemmArgs& args) {
-    args.a = view(2, 3);
-    args.transpose_a = false;
-    args.bias_gradient = view_of(other, 0, 2);
-  }));
-  EXPECT_FALSE(refused([&](GemmArgs& args) { args.bias_gradient = view_of(other, 0, 2); }));
 }
 
 }  // namespace

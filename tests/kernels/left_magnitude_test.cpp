@@ -235,12 +235,19 @@ void expect_column_sums(std::int64_t rows, std::int64_t width, bool leaves_amax)
     bound.push_back(0x1p-21 * magnitude + 1e-30);
   }
   expect_within(sums, expected, bound, "sums");
+  auto passed = dx;
+  std::vector<float> of_a_pass(sums.size(), -1.0F);
+  StreamUnderTest stream;
+  kernels_under_test().bias_gradient(
+      {.dy = view_of(passed).reshape({rows, width}), .db = view_of(of_a_pass)}, stream);
+  EXPECT_TRUE(same_bits(sums, of_a_pass)) << "of a pass over dx";
 }
 
 TYPED_TEST(LeftMagnitude, ColumnSumsOfANormsGradientAreThoseOfAPass) {
-  // A warp's row, a block's, two vectors to a thread, an odd one; one slab and several.
-  const std::pair<std::int64_t, std::int64_t> sizes[] = {{1, 8},    {70, 64}, {40, 1600},
-                                                         {5, 2880}, {9, 33},  {0, 64}};
+  // A warp's row, some warps', a block's, two vectors to a thread, an odd one; one slab and
+  // several; groups of rows that are not whole.
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {
+      {1, 8}, {70, 64}, {331, 256}, {95, 768}, {40, 1600}, {5, 2880}, {9, 33}, {0, 64}};
   for (const auto& [rows, width] : sizes) {
     for (const bool leaves_amax : {false, true}) {
       expect_column_sums<TypeParam>(rows, width, leaves_amax);

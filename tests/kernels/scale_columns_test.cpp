@@ -26,10 +26,11 @@ float product(T a, T b) {
 }
 
 /// Column sums of dy * x in the order of all devices: in blocks of 16 rows, or of a 128th of them
-/// if that is more, and then block by block.
+/// if that is more, then block by block, then to what is there.
 template <typename T>
 std::vector<float> sums_of(const std::vector<T>& dy, const std::vector<T>& x, const Layout& layout,
-                           const Layout& of_x, std::vector<float> sums) {
+                           const Layout& of_x, const std::vector<float>& before) {
+  std::vector<float> sums(before.size());
   const std::int64_t block = std::max<std::int64_t>(16, (layout.rows + 127) / 128);
   for (std::int64_t begin = 0; begin < layout.rows; begin += block) {
     for (std::int64_t j = 0; j < layout.width; ++j) {
@@ -40,6 +41,7 @@ std::vector<float> sums_of(const std::vector<T>& dy, const std::vector<T>& x, co
       sums[tessera::at(j)] += sum;
     }
   }
+  for (std::size_t j = 0; j < sums.size(); ++j) sums[j] = before[j] + sums[j];
   return sums;
 }
 

@@ -18,19 +18,19 @@ inline Views views_of(GemmArgs& a) {
           &a.residual,
           &a.gelu_input,
           &a.gelu_backward_input,
-          &a.bias_gradient,
           &a.a_fp8.amax,
           &a.b_fp8.amax};
 }
 inline Views views_of(BiasGradientArgs& a) { return {&a.dy, &a.db}; }
 inline Views views_of(LayerNormForwardArgs& a) {
-  return {&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd};
+  return {&a.x, &a.residual, &a.sum, &a.gamma, &a.beta, &a.y, &a.mean, &a.rstd, &a.amax};
 }
 inline Views views_of(LayerNormBackwardArgs& a) {
-  return {&a.dy, &a.x, &a.mean, &a.rstd, &a.gamma, &a.d_residual, &a.dx, &a.dgamma, &a.dbeta};
+  return {&a.dy, &a.x,      &a.mean,  &a.rstd, &a.gamma,  &a.d_residual,
+          &a.dx, &a.dgamma, &a.dbeta, &a.amax, &a.dx_sums};
 }
-inline Views views_of(GeluForwardArgs& a) { return {&a.x, &a.y}; }
-inline Views views_of(GeluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(GeluForwardArgs& a) { return {&a.x, &a.y, &a.amax}; }
+inline Views views_of(GeluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx, &a.amax}; }
 inline Views views_of(SiluForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SiluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
 inline Views views_of(ReluForwardArgs& a) { return {&a.x, &a.y}; }
@@ -40,8 +40,8 @@ inline Views views_of(SoftmaxForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(SoftmaxBackwardArgs& a) { return {&a.y, &a.dy, &a.dx}; }
 inline Views views_of(MeanRowsForwardArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(MeanRowsBackwardArgs& a) { return {&a.dy, &a.dx}; }
-inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y}; }
-inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx}; }
+inline Views views_of(SwigluForwardArgs& a) { return {&a.x, &a.y, &a.amax}; }
+inline Views views_of(SwigluBackwardArgs& a) { return {&a.x, &a.dy, &a.dx, &a.amax}; }
 inline Views views_of(SoftCapArgs& a) { return {&a.x, &a.y}; }
 inline Views views_of(ScaleColumnsForwardArgs& a) { return {&a.x, &a.scale, &a.y, &a.kept}; }
 inline Views views_of(ScaleColumnsBackwardArgs& a) {
@@ -67,7 +67,7 @@ inline Views views_of(EmbeddingForwardArgs& a) {
 inline Views views_of(EmbeddingBackwardArgs& a) {
   return {&a.tokens, &a.dx, &a.dwte, &a.dwpe, &a.starts};
 }
-inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key}; }
+inline Views views_of(DropoutArgs& a) { return {&a.x, &a.y, &a.key, &a.first_sample}; }
 inline Views views_of(CrossEntropyArgs& a) {
   return {&a.logits, &a.targets, &a.losses, &a.scale, &a.hits};
 }

@@ -14,7 +14,7 @@
 
 // db[j] = sum over i of dy[i][j]. Reads dy once, eight rows at a time, so that the partial sums
 // (L1 or L2) are read and written once per eight rows. Order: within a row block from its first row
-// to its last, then over blocks.
+// to its last, then over blocks, then to what is there.
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu::HWY_NAMESPACE {
@@ -51,11 +51,11 @@ void combine_typed(const float* partials, std::int64_t blocks, std::int64_t stri
                    std::int64_t begin, std::int64_t end, bool accumulate) {
   for_each_vector(end - begin, [&](std::int64_t i, std::int64_t count) HWY_ATTR {
     const std::int64_t j = begin + i;
-    auto sum = accumulate ? load_n(out + j, count) : splat(0.0F);
+    auto sum = splat(0.0F);
     for (std::int64_t b = 0; b < blocks; ++b) {
       sum = hn::Add(sum, load_n(partials + b * stride + j, count));
     }
-    store_n(sum, out + j, count);
+    store_n(accumulate ? hn::Add(load_n(out + j, count), sum) : sum, out + j, count);
   });
 }
 

@@ -21,8 +21,8 @@
 
 // GEMM by oneDNN: fp32 by its sgemm, which is faster than its matmul primitive for row-major
 // operands and needs no set-up; bf16 by the matmul primitive where the processor is faster with
-// bf16 than with fp32, else, and fp16 always, by widening (gemm_widened_cpu.cpp). Residuals, GELU
-// and bias gradients are the kernels of their own, called one after another.
+// bf16 than with fp32, else, and fp16 always, by widening (gemm_widened_cpu.cpp). Residuals and
+// GELU are the kernels of their own, called one after another.
 
 namespace tessera::cpu {
 namespace {
@@ -322,11 +322,6 @@ void gemm(const GemmArgs& args, Stream& stream) {
   if (args.gelu) gelu_forward({.x = product, .y = args.c}, stream);
   if (args.gelu_backward_input) {
     gelu_backward({.x = args.gelu_backward_input, .dy = args.c, .dx = args.c}, stream);
-  }
-  if (args.bias_gradient) {
-    bias_gradient(
-        {.dy = args.a, .db = args.bias_gradient, .accumulate = args.accumulate_bias_gradient},
-        stream);
   }
 }
 

@@ -40,7 +40,6 @@ struct Call {
 };
 
 GemmEpilogue epilogue_of(const GemmArgs& args) {
-  if (args.bias_gradient) return GemmEpilogue::kBiasGradient;
   if (args.gelu_backward_input) return GemmEpilogue::kGeluBackward;
   if (!args.gelu) return args.bias ? GemmEpilogue::kBias : GemmEpilogue::kNone;
   if (args.gelu_input) return args.bias ? GemmEpilogue::kGeluAuxBias : GemmEpilogue::kGeluAux;
@@ -49,7 +48,6 @@ GemmEpilogue epilogue_of(const GemmArgs& args) {
 
 Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
   const TensorView& aux = args.gelu_backward_input ? args.gelu_backward_input : args.gelu_input;
-  const TensorView& vector = args.bias_gradient ? args.bias_gradient : args.bias;
   return {.problem = {.m = sizes.m,
                       .n = sizes.n,
                       .k = sizes.k,
@@ -68,7 +66,7 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                       .b_alignment = alignment_of(args.b.data),
                       .c_alignment = alignment_of(args.c.data),
                       .residual_alignment = alignment_of(args.residual.data),
-                      .vector_alignment = alignment_of(vector.data),
+                      .vector_alignment = alignment_of(args.bias.data),
                       .aux_alignment = alignment_of(aux.data),
                       .a_format = args.a_fp8.format,
                       .b_format = args.b_fp8.format,
@@ -77,7 +75,7 @@ Call make_call(const GemmArgs& args, const GemmSizes& sizes) {
                        .b = args.b.data,
                        .c = args.c.data,
                        .residual = args.residual.data,
-                       .vector = vector.data,
+                       .vector = args.bias.data,
                        .aux = aux.data}};
 }
 
@@ -99,36 +97,16 @@ bool is_aligned(const Call& call) {
 /// bits hide it.
 bool may_fuse(const GemmArgs& args, const GemmSizes& sizes, const GemmPlans& plans) {
   if (is_fp8(args) && !is_aligned(make_call(args, sizes))) return false;
-  const bool bias_gradient = static_cast<bool>(args.bias_gradient);
   const bool backward = static_cast<bool>(args.gelu_backward_input);
-  if (bias_gradient && (args.bias || args.gelu || backward)) return false;  // one at a time
   if (args.bias && args.bias.dtype != args.c.dtype) return false;
   if (args.bias && args.c.dtype != DType::kFloat32 && !is_aligned(make_call(args, sizes)))
     return false;
-  if (bias_gradient && args.bias_gradient.dtype != args.c.dtype) return false;
-  if (bias_gradient && args.accumulate_bias_gradient) return false;
   if (args.gelu || backward) {
     const bool aux = backward || args.gelu_input;
     return plans.fuses_gelu() && args.a.dtype == DType::kBFloat16 &&
            !(aux && sizes.n % kAuxMultiple != 0);
   }
   return true;
-}
-
-void run_bias_gradient(const GemmArgs& args, CudaStream& stream) {
-  bias_gradient(
-      {.dy = args.a, .db = args.bias_gradient, .accumulate = args.accumulate_bias_gradient},
-      stream);
-}
-
-/// A call whose bias gradient goes to `vector` (m) in fp32 instead of being added to, where that is
-/// worth it: C is fp32, too, so that the product can take it along.
-GemmArgs with_bias_gradient_apart(const GemmArgs& args, const GemmSizes& sizes, void* vector) {
-  if (!args.accumulate_bias_gradient || args.c.dtype != DType::kFloat32) return args;
-  GemmArgs apart = args;
-  apart.bias_gradient = TensorView(vector, DType::kFloat32, Shape{sizes.m});
-  apart.accumulate_bias_gradient = false;
-  return apart;
 }
 
 enum class Mode : std::uint8_t { kRun, kPlanOnly };
@@ -140,23 +118,19 @@ class Gemm {
   Gemm(const GemmArgs& args, const GemmSizes& sizes, Mode mode, CudaStream& stream)
       : sizes_(sizes), mode_(mode), plans_(GemmPlans::of(stream)), stream_(stream) {
     const std::size_t bytes = plans_.workspace_bytes();
-    std::size_t vector_numel = is_fp8(args) ? 2 * kFactorStride : 0;
-    if (args.accumulate_bias_gradient) vector_numel = static_cast<std::size_t>(sizes.m);
-    workspace_ = static_cast<std::byte*>(stream.scratch(bytes + vector_numel * sizeof(float)));
-    vector_ = workspace_ + bytes;
+    const std::size_t factors = is_fp8(args) ? 2 * kFactorStride : 0;
+    workspace_ = static_cast<std::byte*>(stream.scratch(bytes + factors * sizeof(float)));
+    factors_ = static_cast<float*>(static_cast<void*>(workspace_ + bytes));
   }
 
   /// Writes the factors of operands in fp8, once before all else.
   void prepare_factors(const GemmArgs& args) {
-    factors_ = static_cast<float*>(static_cast<void*>(vector_));
     launch([&] { fp8_factors(args, factors_, stream_); });
   }
 
   void run(const GemmArgs& args) {
     if (fused(args)) return;
-    if (args.bias_gradient) {
-      if (!with_added_bias_gradient(args)) with_bias_gradient_after(args);
-    } else if (args.residual) {
+    if (args.residual) {
       with_residual_after(args);
     } else if (args.gelu || args.gelu_backward_input) {
       with_gelu_after(args);
@@ -192,20 +166,6 @@ class Gemm {
     if (!plans_.supports(call.problem)) return false;
     launch([&] { plans_.run(call.problem, call.pointers, workspace_, stream_); });
     return true;
-  }
-
-  /// A bias gradient by way of scratch, where it can be fused into the product in fp32 but not
-  /// added to what is there. False if cuBLASLt cannot.
-  bool with_added_bias_gradient(const GemmArgs& args) {
-    const GemmArgs apart = with_bias_gradient_apart(args, sizes_, vector_);
-    if (!fused(apart)) return false;
-    launch([&] { add({.src = apart.bias_gradient, .dst = args.bias_gradient.flat()}, stream_); });
-    return true;
-  }
-
-  void with_bias_gradient_after(const GemmArgs& args) {
-    run(*without_epilogue(args));
-    launch([&] { run_bias_gradient(args, stream_); });
   }
 
   void with_residual_after(const GemmArgs& args) {
@@ -248,18 +208,13 @@ class Gemm {
   GemmPlans& plans_;
   CudaStream& stream_;
   std::byte* workspace_ = nullptr;
-  void* vector_ = nullptr;    ///< (m) fp32 behind it, if a bias gradient is added to
-  float* factors_ = nullptr;  ///< there instead, of operands in fp8
+  float* factors_ = nullptr;  ///< behind it, of operands in fp8
 };
 
 void gemm(const GemmArgs& args, Mode mode, Stream& stream) {
   const GemmSizes sizes = check_gemm(args);
   CudaStream& cuda = cuda_stream(stream);
-  if (sizes.m == 0) return;
-  if (sizes.n == 0) {
-    if (args.bias_gradient && mode == Mode::kRun) run_bias_gradient(args, cuda);
-    return;
-  }
+  if (sizes.m == 0 || sizes.n == 0) return;
   Gemm product(args, sizes, mode, cuda);
   if (is_fp8(args)) product.prepare_factors(args);
   product.run(args);
@@ -279,11 +234,9 @@ extern "C" __attribute__((visibility("default"))) void tessera_cuda_find_gemm_ca
   using namespace tessera;
   const GemmSizes sizes = check_gemm(args);
   cuda::GemmPlans& plans = cuda::GemmPlans::of(stream);
-  alignas(kGemmAlignment) static std::byte scratch[kGemmAlignment];  // for its alignment
-  const GemmArgs at_once = cuda::with_bias_gradient_apart(args, sizes, scratch);
-  candidates.problem = cuda::make_call(at_once, sizes).problem;
+  candidates.problem = cuda::make_call(args, sizes).problem;
   if (sizes.m == 0 || sizes.n == 0 || sizes.k == 0) return;
-  if (!cuda::may_fuse(at_once, sizes, plans)) return;
+  if (!cuda::may_fuse(args, sizes, plans)) return;
   candidates.algorithms = plans.algorithms(candidates.problem, most);
 }
 

@@ -204,7 +204,8 @@ __global__ void __launch_bounds__(kHeadThreads)
   }
 }
 
-/// Adds the blocks' partial sums in order; blockIdx.y: of queries (0) or keys (1).
+/// Adds the blocks' partial sums in order, then to what is there; blockIdx.y: of queries (0) or
+/// keys (1).
 template <typename D>
 __global__ void __launch_bounds__(kHeadThreads)
     add_head_sums(const float* partials, std::int64_t blocks, int width, D* dq_gamma, D* dk_gamma,
@@ -212,9 +213,9 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int i = static_cast<int>(blockIdx.x * kHeadThreads + threadIdx.x);
   if (i >= width) return;
   D* const to = (blockIdx.y == 0 ? dq_gamma : dk_gamma) + i;
-  float total = accumulate ? simt::to_float(*to) : 0.0F;
+  float total = 0.0F;
   for (std::int64_t b = 0; b < blocks; ++b) total += partials[(b * 2 + blockIdx.y) * width + i];
-  *to = simt::from_float<D>(total);
+  *to = simt::from_float<D>(accumulate ? simt::to_float(*to) + total : total);
 }
 
 Frequencies by_value(std::span<const float> frequencies) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/column_slabs.h"
 #include "cuda/cuda_kernels.h"
 #include "cuda/cuda_launch.h"
 #include "cuda/magnitude_cuda.h"
@@ -14,29 +15,21 @@
 // dy, x, d_residual, dx (rows, C) T; gamma (C) T; mean, rstd (rows) fp32; dgamma, dbeta (C) fp32,
 // bf16 or fp16. Bytes: every tensor once, and the partial sums below.
 //
-// Rows are dealt out to slabs in turns, by a rule that knows only their number and width; a block
-// takes a slab. A group of its threads takes a row, 16 bytes to a thread and access, so that a
-// thread has the same columns in every row and sums their dgamma and dbeta in registers; the next
-// rows are on their way to shared memory meanwhile. Groups are added in order into the slab's
-// partial sums (slabs, 2, C), fp32, in scratch; a second kernel adds the slabs: lane l of 16 those
-// with index l mod 16, in order, then the lanes in order. So the bits depend on the sizes alone.
-// On their way, blocks of bf16 rows leave the largest magnitude of dx, and blocks of 16-bit rows
-// the column sums of dx, as a third row of partial sums.
+// A block takes a slab of column_slabs.h. A group of its threads takes a row, 16 bytes to a thread
+// and access, so that a thread has the same columns in every row and sums their dgamma and dbeta in
+// registers; the next rows are on their way to shared memory meanwhile. Groups are added into the
+// slab's partial sums (slabs, 2, C), fp32, in scratch; a second kernel adds the slabs. On their
+// way, blocks of bf16 rows leave the largest magnitude of dx, and blocks of 16-bit rows the column
+// sums of dx, as a third row of partial sums.
 
 namespace tessera::cuda {
 namespace {
 
 using simt::Vec16;
 
-/// Two blocks of so many threads fit a multiprocessor with kNormBackwardRegisters each; of a row of
-/// 1600, 224 threads, three.
-constexpr int kNormBackwardThreads = 320;
-constexpr int kNormBackwardRegisters = 96;
-constexpr int kRegistersPerMultiprocessor = 65536;
+constexpr int kNormBackwardThreads = kSlabThreads;
 /// Rows of a thread in shared memory: all but one are on their way, of three vectors each.
 constexpr int kStages = 4;
-/// Fewer rows would not repay a row of partial sums.
-constexpr std::int64_t kMinSlabRows = 16;
 
 template <typename T>
 struct NormBackwardRows {
@@ -319,91 +312,39 @@ __global__ void __launch_bounds__(kNormBackwardThreads) backward_any(const NormB
   }
 }
 
-constexpr int kSlabLanes = 16;
-
-/// Columns 32 blockIdx.x and on of dgamma (blockIdx.y = 0) or dbeta (1), from `slabs` partial sums,
-/// `stride` from one slab's to the next one's.
-template <typename D>
-__global__ void __launch_bounds__(32 * kSlabLanes)
-    add_slabs(const float* partials, D* dgamma, D* dbeta, std::int64_t slabs, std::int64_t stride,
-              int width, bool accumulate) {
-  using LaneSums = float[kSlabLanes][32];
-  SIMT_SHARED(LaneSums, sums);
-  const auto column = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
-  const float* const from = partials + std::int64_t{blockIdx.y} * width + column;
-  float sum = 0.0F;
-  for (std::int64_t s = threadIdx.y; s < slabs && column < width; s += kSlabLanes) {
-    sum += from[s * stride];
-  }
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= width) return;
-  D* const to = (blockIdx.y == 0 ? dgamma : dbeta) + column;
-  float total = accumulate ? simt::to_float(*to) : 0.0F;
-  for (int lane = 0; lane < kSlabLanes; ++lane) total += sums[lane][threadIdx.x];
-  *to = simt::from_float<D>(total);
-}
-
-/// Widest row that a block keeps in registers: two vectors to a thread.
-template <typename T>
-constexpr int kMostInRegisters = 2 * kNormBackwardThreads* Vec16<T>::kSize;
-
-template <typename T>
-bool fits_registers(const NormBackwardRows<T>& a) {
-  return a.width % Vec16<T>::kSize == 0 && a.width <= kMostInRegisters<T> && is_aligned(a.dy, 16) &&
-         is_aligned(a.x, 16) && is_aligned(a.gamma, 16) && is_aligned(a.d_residual, 16) &&
-         is_aligned(a.dx, 16);
-}
-
 /// How a block takes rows, and which rows a block takes.
-struct Plan {
-  int group_threads = kNormBackwardThreads;  ///< of a row
-  int threads = kNormBackwardThreads;        ///< whole groups
-  bool in_registers = false, two_vectors = false;
-  std::int64_t slabs = 0;
-};
-
 template <typename T>
-Plan plan_for(const NormBackwardRows<T>& a) {
-  Plan plan;
-  plan.in_registers = fits_registers(a);
-  if (plan.in_registers) {
-    const int vectors = a.width / Vec16<T>::kSize;
-    plan.two_vectors = vectors > kNormBackwardThreads;
-    if (!plan.two_vectors) plan.group_threads = static_cast<int>(ceil_div(vectors, 32)) * 32;
-    plan.threads = kNormBackwardThreads / plan.group_threads * plan.group_threads;
-  }
-  // There are as many slabs as blocks run at once, so that all end together.
-  const std::int64_t most =
-      kMultiprocessors *
-      (plan.two_vectors ? 1
-                        : kRegistersPerMultiprocessor / (kNormBackwardRegisters * plan.threads));
-  plan.slabs = std::min(most, ceil_div(a.rows, kMinSlabRows));
+ColumnSlabs plan_for(const NormBackwardRows<T>& a) {
+  ColumnSlabs plan = column_slabs(a.rows, a.width, Vec16<T>::kSize);
+  const bool aligned = is_aligned(a.dy, 16) && is_aligned(a.x, 16) && is_aligned(a.gamma, 16) &&
+                       is_aligned(a.d_residual, 16) && is_aligned(a.dx, 16);
+  plan.in_registers = plan.in_registers && aligned;
   return plan;
 }
 
 template <bool kAmax, bool kDxSums, typename T>
-void launch_in_registers(const NormBackwardRows<T>& a, const Plan& plan, cudaStream_t stream) {
-  const auto vectors = static_cast<std::size_t>(plan.threads) * (plan.two_vectors ? 2 : 1);
+void launch_in_registers(const NormBackwardRows<T>& a, const ColumnSlabs& plan,
+                         cudaStream_t stream) {
+  const auto vectors = static_cast<std::size_t>(plan.threads()) * (plan.two_vectors ? 2 : 1);
   const std::size_t shared = std::max(vectors * kStages * kRowTensors * sizeof(Vec16<T>),
                                       3 * static_cast<std::size_t>(a.width) * sizeof(float));
   const auto kernel = plan.two_vectors ? backward_in_registers<T, 2, kAmax, kDxSums>
                                        : backward_in_registers<T, 1, kAmax, kDxSums>;
   simt::allow_dynamic_shared(kernel, shared);
-  simt::launch(kernel, blocks_for(plan.slabs, 1), static_cast<unsigned>(plan.threads), shared,
+  simt::launch(kernel, blocks_for(plan.slabs, 1), static_cast<unsigned>(plan.threads()), shared,
                stream, a, plan.group_threads);
 }
 
 /// Gives what the kernels that are made for rows of T leave of `wanted`.
 template <typename T>
-NormLeaves left_by(const Plan& plan, NormLeaves wanted) {
+NormLeaves left_by(const ColumnSlabs& plan, NormLeaves wanted) {
   if (!plan.in_registers || plan.slabs == 0) return {};
   return {.amax = wanted.amax && kLeavesMagnitude<T>,
           .dx_sums = wanted.dx_sums && !std::is_same_v<T, float>};
 }
 
 template <typename T>
-void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, NormLeaves leaves,
+void launch_backward(const NormBackwardRows<T>& a, const ColumnSlabs& plan, NormLeaves leaves,
                      cudaStream_t stream) {
   const unsigned grid = blocks_for(plan.slabs, 1);
   if (grid == 0) return;
@@ -423,22 +364,6 @@ void launch_backward(const NormBackwardRows<T>& a, const Plan& plan, NormLeaves 
   launch_in_registers<false, false>(a, plan, stream);
 }
 
-/// The partial sums of slabs, and where they are added up.
-struct SlabSums {
-  const float* partials;
-  std::int64_t slabs, stride, width;
-
-  void add_into(const TensorView& first, const TensorView& second, bool accumulate,
-                cudaStream_t stream) const {
-    with_element_type("layer_norm", first.dtype, [&]<typename D>(ElementType<D>) {
-      simt::launch(add_slabs<D>, dim3(blocks_for(width, 32), second ? 2 : 1), dim3(32, kSlabLanes),
-                   0, stream, partials, device_data<D>(first),
-                   second ? device_data<D>(second) : nullptr, slabs, stride,
-                   static_cast<int>(width), accumulate);
-    });
-  }
-};
-
 /// Gives what the kernels have left.
 template <typename T>
 NormLeaves run_backward(const LayerNormBackwardArgs& args, const LayerNormSizes& sizes,
@@ -455,7 +380,7 @@ NormLeaves run_backward(const LayerNormBackwardArgs& args, const LayerNormSizes&
                            .rows = sizes.rows,
                            .width = static_cast<int>(sizes.width),
                            .gamma_offset = args.gamma_offset};
-  const Plan plan = plan_for(rows);
+  const ColumnSlabs plan = plan_for(rows);
   const NormLeaves leaves = left_by<T>(
       plan, {.amax = static_cast<bool>(args.amax), .dx_sums = static_cast<bool>(args.dx_sums)});
   SlabSums sums{.partials = nullptr,

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kScaleThreads) scale_backward_kernel(const Sca
   for (int e = 0; e < kSize; ++e) to[e] = sums[e];
 }
 
-/// d_scale [+]= partial sums of each column, from the first block to the last.
+/// d_scale [+]= the sum of each column's partial sums, from the first block to the last.
 template <typename D>
 __global__ void __launch_bounds__(kScaleThreads)
     add_partials_kernel(const float* partials, std::int64_t blocks, std::int64_t width, D* d_scale,
@@ -127,10 +127,11 @@ __global__ void __launch_bounds__(kScaleThreads)
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kScaleThreads +
                               static_cast<std::int64_t>(threadIdx.x);
   if (column >= width) return;
-  float sum = accumulate ? simt::to_float(d_scale[column]) : 0.0F;
+  float sum = 0.0F;
 #pragma unroll 8
   for (std::int64_t b = 0; b < blocks; ++b) sum += partials[b * width + column];
-  d_scale[column] = simt::from_float<D>(sum);
+  D& to = d_scale[column];
+  to = simt::from_float<D>(accumulate ? simt::to_float(to) + sum : sum);
 }
 
 /// Whether rows of these widths and strides can be moved in groups of kSize elements.

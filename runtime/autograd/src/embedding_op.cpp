@@ -81,13 +81,13 @@ Value embedding(Tape& tape, const TensorView& tokens, Parameter& wte, Parameter*
                                     .scale = scale},
                                    tape.stream());
   tape.charge(elementwise_cost(x, 1, wpe == nullptr ? 2 : 3));
-  return tape.split_output(
-      std::move(x), [tokens, &wte, wpe, starts, scale](Tape& t, const Tensor& dx) {
-        if (!wte.trainable && (wpe == nullptr || !wpe->trainable)) return;
-        t.write_gradients({&wte, wpe}, [tokens, dx, &wte, wpe, starts, scale](Tape& later) {
-          backward(later, tokens, dx, wte, wpe, starts, scale);
-        });
-      });
+  return tape.split_output(std::move(x),
+                           [tokens, &wte, wpe, starts, scale](Tape& t, const Tensor& dx) {
+                             if (!wte.trainable && (wpe == nullptr || !wpe->trainable)) return;
+                             t.write_gradients([tokens, dx, &wte, wpe, starts, scale](Tape& later) {
+                               backward(later, tokens, dx, wte, wpe, starts, scale);
+                             });
+                           });
 }
 
 }  // namespace tessera::ops

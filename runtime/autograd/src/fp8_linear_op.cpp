@@ -354,13 +354,12 @@ AtHand write_fp8_gradients(Tape& tape, const Tensor& dy, bool wants_input, Saved
   }
   if (products.weight_gradient) at_hand.decoded = operand.ready;
   if (weight.trainable || writes_bias) {
-    tape.write_gradients(
-        {&weight, bias},
-        [dy = writes_bias ? dy : Tensor(), sums = tape.gradient_extras().column_sums,
-         operand = std::move(operand), saved = std::move(saved), &weight, bias](Tape& t) {
-          if (dy) write_bias_gradient(kFp8Op, t, as_matrix(dy), sums, *bias);
-          if (weight.trainable) write_weight_gradient(t, operand, saved, weight);
-        });
+    tape.write_gradients([dy = writes_bias ? dy : Tensor(),
+                          sums = tape.gradient_extras().column_sums, operand = std::move(operand),
+                          saved = std::move(saved), &weight, bias](Tape& t) {
+      if (dy) write_bias_gradient(kFp8Op, t, as_matrix(dy), sums, *bias);
+      if (weight.trainable) write_weight_gradient(t, operand, saved, weight);
+    });
   }
   return at_hand;
 }

@@ -71,7 +71,6 @@ struct HeadsBackward {
     const Gammas gammas{options.q_gamma->value, options.k_gamma->value};
     run(tape, packed.get(), d_qkv, gammas, d_packed, &sums);
     tape.add_gradient(packed_id, std::move(d_packed));
-    if (sums.run_again()) write_gradients(tape, std::move(d_qkv));
   }
 
  private:
@@ -105,20 +104,6 @@ struct HeadsBackward {
     if (sums != nullptr) sums->finish(tape);
     tape.charge(elementwise_cost(d_packed, from ? 14 : 4, from ? 2 : 1));
     tape.charge(elementwise_cost(d_qkv, 1, 1));
-  }
-
-  /// Later, and the input's once more beside them.
-  void write_gradients(Tape& tape, Tensor d_qkv) {
-    packed = packed.computed();
-    tape.write_gradients(
-        {options.q_gamma, options.k_gamma},
-        [later = *this, d_qkv = std::move(d_qkv), query = copy_of(tape, *options.q_gamma),
-         key = copy_of(tape, *options.k_gamma)](Tape& t) {
-          SmallGradients sums = later.small_gradients(t);
-          const Tensor d_packed =
-              t.activation(later.packed_shape, d_qkv.dtype(), "heads input gradient");
-          later.run(t, later.packed.get(), d_qkv, {query, key}, d_packed, &sums);
-        });
   }
 };
 

@@ -51,20 +51,13 @@ void want_bias_gradient(Tape& tape, const Value& y, const Parameter* bias) {
 
 void write_bias_gradient(const char* op, Tape& tape, const TensorView& dy,
                          const Tensor& column_sums, Parameter& bias) {
+  if (column_sums) return write_sums(tape, op, "bias", column_sums, bias);
   if (!bias.gradient) return;
   check_gradient(op, "bias", bias);
   const GradientTarget db = gradient_target(bias);
-  if (!column_sums) {
-    tape.kernels().bias_gradient({.dy = dy, .db = db.view, .accumulate = db.accumulate},
-                                 tape.stream());
-    tape.charge(elementwise_cost(dy, 1, 1));
-  } else if (db.accumulate) {
-    tape.kernels().add({.src = column_sums, .dst = db.view}, tape.stream());
-    tape.charge(elementwise_cost(db.view, 1, 3));
-  } else {
-    tape.kernels().cast({.src = column_sums, .dst = db.view}, tape.stream());
-    tape.charge(elementwise_cost(db.view, 0, 2));
-  }
+  tape.kernels().bias_gradient({.dy = dy, .db = db.view, .accumulate = db.accumulate},
+                               tape.stream());
+  tape.charge(elementwise_cost(dy, 1, 1));
 }
 
 namespace {
@@ -72,16 +65,7 @@ namespace {
 void run_parameter_gradients(const char* op, Tape& tape, const OutputGradient& gradient,
                              const Saved& x, Parameter& weight, Parameter* bias) {
   const TensorView& dy = gradient.dy;
-  GradientTarget db;
-  if (bias != nullptr && bias->gradient) {
-    if (!weight.gradient || gradient.column_sums) {
-      write_bias_gradient(op, tape, dy, gradient.column_sums, *bias);
-    } else {
-      check_gradient(op, "bias", *bias);
-      db = gradient_target(*bias);
-      tape.charge(elementwise_cost(dy, 1, 1));
-    }
-  }
+  if (bias != nullptr) write_bias_gradient(op, tape, dy, gradient.column_sums, *bias);
   if (!weight.gradient) return;
   check_gradient(op, "weight", weight);
   const GradientTarget dw = gradient_target(weight);
@@ -90,9 +74,7 @@ void run_parameter_gradients(const char* op, Tape& tape, const OutputGradient& g
                        .b = as_matrix(x_tensor),
                        .c = dw.view,
                        .transpose_a = true,
-                       .accumulate = dw.accumulate,
-                       .bias_gradient = db.view,
-                       .accumulate_bias_gradient = db.accumulate},
+                       .accumulate = dw.accumulate},
                       tape.stream());
   tape.charge(gemm_cost(dw.view.shape[0], dw.view.shape[1], dy.shape[0], dy.dtype, dw.view.dtype));
 }
@@ -103,10 +85,9 @@ void write_linear_gradients(const char* op, Tape& tape, OutputGradient dy, Saved
                             Parameter& weight, Parameter* bias) {
   if (!weight.trainable && (bias == nullptr || !bias->trainable)) return;
   if (tape.is_split()) x = x.computed();
-  tape.write_gradients({&weight, bias},
-                       [op, dy = std::move(dy), x = std::move(x), &weight, bias](Tape& t) {
-                         run_parameter_gradients(op, t, dy, x, weight, bias);
-                       });
+  tape.write_gradients([op, dy = std::move(dy), x = std::move(x), &weight, bias](Tape& t) {
+    run_parameter_gradients(op, t, dy, x, weight, bias);
+  });
 }
 
 }  // namespace tessera::ops

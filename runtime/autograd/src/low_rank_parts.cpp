@@ -138,7 +138,7 @@ void LowRankGroup::run_forward(Tape& tape, const TensorView& x, const TensorView
 void LowRankGroup::run_backward(const char* op, Tape& tape, const Tensor& dy, Saved x) {
   for_each_part(products_, hidden_, [&](const LowRank& p, const TensorView& h) {
     if (!p.b.trainable) return;
-    tape.write_gradients({&p.b}, [op, dy, p, h, hidden = hidden_](Tape& t) {
+    tape.write_gradients([op, dy, p, h, hidden = hidden_](Tape& t) {
       write_gradient(op, t, columns_of(dy, p), h, p.b);
     });
   });
@@ -150,16 +150,11 @@ void LowRankGroup::run_backward(const char* op, Tape& tape, const Tensor& dy, Sa
   scale_in_place(tape, d_hidden_, products_.front().scale);
   if (std::ranges::none_of(products_, [](const LowRank& p) { return p.a.trainable; })) return;
   if (tape.is_split()) x = x.computed();
-  // The last one to be named writes all.
-  for (std::size_t i = 0; i + 1 < products_.size(); ++i) {
-    tape.write_gradients({&products_[i].a}, [](Tape&) {});
-  }
-  tape.write_gradients({&products_.back().a},
-                       [op, d_hidden = d_hidden_, x = std::move(x), products = products_](Tape& t) {
-                         if (!products.front().a.gradient) return;
-                         const Tensor tensor = x.get();
-                         write_a_gradients(op, t, products, d_hidden, as_matrix(tensor));
-                       });
+  tape.write_gradients([op, d_hidden = d_hidden_, x = std::move(x), products = products_](Tape& t) {
+    if (!products.front().a.gradient) return;
+    const Tensor tensor = x.get();
+    write_a_gradients(op, t, products, d_hidden, as_matrix(tensor));
+  });
 }
 
 void LowRankGroup::add_input_gradient(Tape& tape, const TensorView& dx, bool accumulate) {

@@ -47,8 +47,8 @@ Tensor run_hidden(Tape& tape, Value x, const MlpParameters& p, SavedMlp& saved) 
 /// Each tensor is let go of before the next one needs memory.
 void run_backward(Tape& t, Tensor dy, int x_id, const Shape& x_shape, SavedMlp& saved,
                   const MlpParameters& p) {
-  write_linear_gradients(kMlpOp, t, {dy, as_matrix(dy)}, std::exchange(saved.hidden, {}),
-                         p.projection_weight, p.projection_bias);
+  write_linear_gradients(kMlpOp, t, {dy, as_matrix(dy), t.gradient_extras().column_sums},
+                         std::exchange(saved.hidden, {}), p.projection_weight, p.projection_bias);
   Tensor d_pre = t.activation(saved.pre.shape(), dy.dtype(), "GELU input gradient");
   run_input_gradient(t, as_matrix(dy), p.projection_weight, as_matrix(d_pre), as_matrix(saved.pre));
   dy = {};
@@ -85,10 +85,12 @@ Value mlp(Tape& tape, Value x, MlpParameters p, const Value* residual) {
   hidden = {};
   auto backward = [x_id, residual_id = residual != nullptr ? residual->id : -1, x_shape,
                    saved = std::move(saved), p](Tape& t, Tensor dy) mutable {
-    t.add_gradient(residual_id, dy);
+    t.add_gradient(residual_id, dy, t.gradient_extras());
     run_backward(t, std::move(dy), x_id, x_shape, saved, p);
   };
-  return tape.split_output(std::move(y), std::move(backward));
+  Value output = tape.split_output(std::move(y), std::move(backward));
+  want_bias_gradient(tape, output, p.projection_bias);
+  return output;
 }
 
 }  // namespace tessera::ops

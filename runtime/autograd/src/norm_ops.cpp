@@ -42,7 +42,6 @@ struct NormBackward {
   void operator()(Tape& tape, Tensor dy) {
     Tensor collected = tape.take_gradient(x_id);
     SmallGradients sums = small_gradients(tape);
-    Tensor again = sums.run_again() ? dy : Tensor();
     Tensor dx;
     if (dy.use_count() != 1 && collected.use_count() == 1) {
       dx = collected;
@@ -59,7 +58,6 @@ struct NormBackward {
     dy = {};  // now dx has its memory to itself
     collected = {};
     tape.add_gradient(x_id, std::move(dx), std::move(extras));
-    if (again) write_gradients(tape, std::move(again));
   }
 
  private:
@@ -87,17 +85,6 @@ struct NormBackward {
         tape.stream());
     sums.finish(tape);
     tape.charge(elementwise_cost(dx, 14, collected ? 4 : 3));
-  }
-
-  /// Later, and dx once more beside them.
-  void write_gradients(Tape& tape, Tensor dy) {
-    x = x.computed();
-    tape.write_gradients({&gamma, beta}, [later = *this, dy = std::move(dy),
-                                          gammas = copy_of(tape, gamma)](Tape& t) {
-      SmallGradients sums = later.small_gradients(t);
-      const Tensor dx = t.activation(dy.shape(), dy.dtype(), "layer norm input gradient");
-      later.run(t, later.x.get(), dy, gammas, {}, dx, sums);
-    });
   }
 };
 

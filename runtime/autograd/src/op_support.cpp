@@ -67,13 +67,10 @@ SmallGradients::SmallGradients(Tape& tape, const char* op, NamedParameter a, Nam
 }
 
 void SmallGradients::keep_apart(Tape& tape) {
-  bool wanted = false;
-  for (const NamedParameter& target : targets_) {
-    if (target.parameter == nullptr || !target.parameter->trainable) continue;
-    wanted = true;
-    run_again_ = run_again_ || tape.is_written_before(*target.parameter);
-  }
-  if (!wanted || run_again_) return;
+  const bool wanted = std::ranges::any_of(targets_, [](const NamedParameter& target) {
+    return target.parameter != nullptr && target.parameter->trainable;
+  });
+  if (!wanted) return;
   for (int i = 0; i < 2; ++i) {
     if (targets_[i].parameter == nullptr) continue;
     sums_[i] = tape.activation(targets_[i].parameter->value.shape, DType::kFloat32,
@@ -86,22 +83,23 @@ void SmallGradients::keep_apart(Tape& tape) {
 void SmallGradients::finish(Tape& tape) {
   for (int i = 0; i < 2; ++i) {
     if (!sums_[i] || !targets_[i].parameter->trainable) continue;
-    tape.write_gradients({targets_[i].parameter}, [op = op_, target = targets_[i],
-                                                   sum = std::exchange(sums_[i], {})](Tape& t) {
-      check_gradient(op, target.name, *target.parameter);
-      if (!target.parameter->gradient) return;
-      const TensorView gradient = gradient_target(*target.parameter).view;
-      t.kernels().cast({.src = sum, .dst = gradient}, t.stream());
-      t.charge(elementwise_cost(gradient, 0, 2));
-    });
+    tape.write_gradients([op = op_, target = targets_[i], sum = std::exchange(sums_[i], {})](
+                             Tape& t) { write_sums(t, op, target.name, sum, *target.parameter); });
   }
 }
 
-Tensor copy_of(Tape& tape, const Parameter& parameter) {
-  Tensor copy = tape.activation(parameter.value.shape, parameter.value.dtype, "small parameter");
-  tape.kernels().cast({.src = parameter.value, .dst = copy}, tape.stream());
-  tape.charge(elementwise_cost(copy, 0, 2));
-  return copy;
+void write_sums(Tape& tape, const char* op, const char* what, const TensorView& sums,
+                Parameter& parameter) {
+  check_gradient(op, what, parameter);
+  if (!parameter.gradient) return;
+  const GradientTarget gradient = gradient_target(parameter);
+  if (gradient.accumulate) {
+    tape.kernels().add({.src = sums, .dst = gradient.view}, tape.stream());
+    tape.charge(elementwise_cost(gradient.view, 1, 3));
+  } else {
+    tape.kernels().cast({.src = sums, .dst = gradient.view}, tape.stream());
+    tape.charge(elementwise_cost(gradient.view, 0, 2));
+  }
 }
 
 Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, DType result) {

@@ -60,16 +60,13 @@ struct NamedParameter {
 
 /// Where a kernel sums the gradients of one or two small parameters on its way to the gradient of
 /// its input: all that are there, or none. One that is frozen beside one that is not is summed to
-/// scratch. In Tape::backward_input() they are sums in fp32, which backward_weights() writes, or,
-/// where something is written before, none: see run_again().
+/// scratch. In Tape::backward_input() they are sums in fp32, which backward_weights() writes.
 class SmallGradients {
  public:
   /// `op` is a literal.
   SmallGradients(Tape& tape, const char* op, NamedParameter first, NamedParameter second = {});
   /// Once the kernel has run.
   void finish(Tape& tape);
-  /// Whether the kernel has to run once more for these gradients, by Tape::write_gradients().
-  bool run_again() const { return run_again_; }
 
   TensorView first, second;  ///< of the parameters' shapes; empty: not wanted
   bool accumulate = false;
@@ -81,11 +78,13 @@ class SmallGradients {
   NamedParameter targets_[2];
   Tensor sums_[2];
   Tensor scratch_;
-  bool run_again_ = false;
 };
 
-/// A copy of a parameter's value, for what runs when the parameter is gone.
-Tensor copy_of(Tape& tape, const Parameter& parameter);
+/// Adds the sums of a small parameter's gradient (fp32, of its size) to what is there, or writes
+/// them; does nothing to a parameter without a gradient. The bits are those of a kernel that does
+/// so itself. `op` and `what` are literals.
+void write_sums(Tape& tape, const char* op, const char* what, const TensorView& sums,
+                Parameter& parameter);
 
 /// Cost of C (M, N) = A (M, K) B (K, N) with elements of these sizes.
 Cost gemm_cost(std::int64_t m, std::int64_t n, std::int64_t k, DType operands, DType result);

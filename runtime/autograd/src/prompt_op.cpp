@@ -55,7 +55,7 @@ bool wants_gradient(const Tape& tape, const Parameter& parameter) {
 void add_prompt_gradient(Tape& tape, const TensorView& dx, Parameter& prompt) {
   if (!wants_gradient(tape, prompt)) return;
   Tensor first = first_rows(tape, dx, prompt.value.shape[0]);
-  tape.write_gradients({&prompt}, [first = std::move(first), &prompt](Tape& t) {
+  tape.write_gradients([first = std::move(first), &prompt](Tape& t) {
     add_to_gradient(t, kPromptOp, "prompt", first, prompt);
   });
 }
@@ -125,7 +125,7 @@ Value value_of(Tape& tape, Parameter& parameter) {
   copy_rows(tape, parameter.value, copy);
   return tape.split_output(std::move(copy), [&parameter](Tape& t, const Tensor& gradient) {
     if (!wants_gradient(t, parameter)) return;
-    t.write_gradients({&parameter}, [gradient, &parameter](Tape& later) {
+    t.write_gradients([gradient, &parameter](Tape& later) {
       const TensorView row = gradient.view().reshape(Shape{1, gradient.view().numel()});
       add_to_gradient(later, kOp, "parameter", row, parameter);
     });

@@ -57,7 +57,7 @@ Value add_row(Tape& tape, Value y, Parameter& table, std::int64_t row) {
   tape.charge(elementwise_cost(y.tensor, 1, 2));
   auto backward = [y_id = y.id, &table, row](Tape& t, Tensor dy) {
     if (table.trainable) {
-      t.write_gradients({&table}, [dy, &table, row, channels = last_dim(dy.shape())](Tape& later) {
+      t.write_gradients([dy, &table, row, channels = last_dim(dy.shape())](Tape& later) {
         if (!table.gradient) return;
         const GradientTarget target = gradient_target(table);
         if (!target.accumulate) later.kernels().fill({.dst = target.view}, later.stream());

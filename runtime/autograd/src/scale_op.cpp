@@ -47,15 +47,10 @@ struct ScaleBackward {
 
   void operator()(Tape& tape, Tensor dy) {
     SmallGradients sums(tape, kScaleOp, {"scale", &scale});
-    Tensor again = sums.run_again() ? dy : Tensor();
     Tensor dx = input_gradient_memory(tape, dy, columns);
     run(tape, sums.first ? x.get() : Tensor(), dy, scale.value, columns.of(dx), sums);
     dy = {};  // now dx has its memory to itself
-    if (again) {
-      write_gradients(tape, std::move(again));
-    } else {
-      x = {};
-    }
+    x = {};
     tape.add_gradient(x_id, std::move(dx));
   }
 
@@ -71,18 +66,6 @@ struct ScaleBackward {
                                           tape.stream());
     tape.charge(elementwise_cost(dx, 3, sums.first ? 3 : 2));
     sums.finish(tape);
-  }
-
-  /// Later, and dx once more beside it.
-  void write_gradients(Tape& tape, Tensor dy) {
-    x = x.computed();
-    tape.write_gradients(
-        {&scale}, [later = *this, dy = std::move(dy), scales = copy_of(tape, scale)](Tape& t) {
-          SmallGradients sums(t, kScaleOp, {"scale", &later.scale});
-          const Tensor dx = t.activation(Shape{leading_rows(dy.shape()), later.columns.count},
-                                         dy.dtype(), "scale input gradient");
-          later.run(t, later.x.get(), dy, scales, dx, sums);
-        });
   }
 };
 

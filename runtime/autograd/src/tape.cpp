@@ -95,13 +95,19 @@ std::shared_ptr<Rematerialization> Tape::rematerialization(Remake remake) {
   return std::make_shared<Rematerialization>(*this, std::move(remake));
 }
 
-Tensor Tape::backward(const Value& output, Tensor output_gradient) {
-  return replay(output, std::move(output_gradient));
+Tensor Tape::backward(const Value& output, Tensor output_gradient, GradientExtras extras) {
+  return replay(output, std::move(output_gradient), std::move(extras));
 }
 
-Tensor Tape::backward_input(const Value& output, Tensor output_gradient) {
+Tensor Tape::backward_input(const Value& output, Tensor output_gradient, GradientExtras extras) {
   if (!replayed_) is_split_ = true;
-  return replay(output, std::move(output_gradient));
+  return replay(output, std::move(output_gradient), std::move(extras));
+}
+
+void Tape::want_input_column_sums() {
+  if (input_id_ < 0) return;
+  check_id(input_id_, "want_input_column_sums");
+  nodes_[static_cast<std::size_t>(input_id_)].wants_column_sums = true;
 }
 
 void Tape::backward_weights() {
@@ -109,39 +115,35 @@ void Tape::backward_weights() {
           "backward_weights comes once, after backward_input");
   is_split_ = false;
   while (!waiting_.empty()) {
-    const Waiting next = std::move(waiting_.front());
+    const WriteGradients write = std::move(waiting_.front());
     waiting_.pop_front();
-    next.write(*this);
+    write(*this);
   }
 }
 
-void Tape::write_gradients(std::initializer_list<const Parameter*> parameters,
-                           WriteGradients write) {
+void Tape::write_gradients(WriteGradients write) {
   if (!is_split_) return write(*this);
-  waiting_.push_back({.parameters = parameters, .write = std::move(write)});
+  waiting_.push_back(std::move(write));
 }
 
-bool Tape::is_written_before(const Parameter& parameter) const {
-  return parameter.gradient_written || std::ranges::any_of(waiting_, [&](const Waiting& waiting) {
-           return std::ranges::find(waiting.parameters, &parameter) != waiting.parameters.end();
-         });
-}
-
-Tensor Tape::replay(const Value& output, Tensor output_gradient) {
+Tensor Tape::replay(const Value& output, Tensor output_gradient, GradientExtras extras) {
   require(options_.record, ErrorCode::kInvalidArgument,
           "backward needs a tape that records (TapeOptions::record)");
   require(!replayed_, ErrorCode::kInvalidArgument, "a tape goes backward once");
   require(output.id >= 0, ErrorCode::kInvalidArgument,
           "backward from a value that no operation of this tape has made");
   replayed_ = true;
-  add_gradient(output.id, std::move(output_gradient));
+  add_gradient(output.id, std::move(output_gradient), std::move(extras));
   Tensor input_gradient;
   for (int id = static_cast<int>(nodes_.size()) - 1; id >= 0; --id) {
     const Node node = std::move(nodes_.back());
     nodes_.pop_back();
     Gradient gradient = std::move(gradients_.back());
     gradients_.pop_back();
-    if (id == input_id_) input_gradient = std::move(gradient.sum);
+    if (id == input_id_) {
+      input_gradient = std::move(gradient.sum);
+      input_extras_ = std::move(gradient.extras);
+    }
     if (!gradient.sum || !node.backward) continue;
     extras_ = std::move(gradient.extras);
     node.backward(*this, std::move(gradient.sum));

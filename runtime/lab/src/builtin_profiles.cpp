@@ -117,8 +117,8 @@ HardwareProfile h100() {
   p.power = {
       .limit = {691.0, concat(measured, ": energy over time of hot steps; the limit is 700")},
       .idle = {128.0, measured},
-      .per_flop = {0.767e-12, fitted},
-      .per_byte = {0.187e-9, fitted}};
+      .per_flop = {0.809e-12, fitted},
+      .per_byte = {0.160e-9, fitted}};
   return p;
 }
 
@@ -143,8 +143,8 @@ HardwareProfile h200() {
       concat(measured, ": fitted to steps of gpt2-1558m, micro-batches 8, 16 and 32");
   p.power = {.limit = {691.0, concat(measured, ": power in hot steps; the limit is 700")},
              .idle = {132.0, measured},
-             .per_flop = {0.890e-12, fitted},
-             .per_byte = {0.123e-9, fitted}};
+             .per_flop = {0.885e-12, fitted},
+             .per_byte = {0.117e-9, fitted}};
   return p;
 }
 

@@ -179,7 +179,6 @@ std::string step_name(const KernelCall& call) {
   if (args.residual) name += ", residual";
   if (args.gelu) name += ", gelu";
   if (args.gelu_backward_input) name += ", gelu_backward";
-  if (args.bias_gradient) name += ", bias_gradient";
   return args.accumulate ? name + ", accumulate" : name;
 }
 
@@ -217,12 +216,11 @@ std::vector<KernelCall> cpu_kernels_of(const KernelCall& call) {
   if (args.residual) add("add", args.c, 3.0 * result);
   if (args.gelu) add("gelu_forward", args.c, 2.0 * result);
   if (args.gelu_backward_input) add("gelu_backward", args.c, 3.0 * result);
-  if (args.bias_gradient) add("bias_gradient", args.a, bytes_of({&args.a, &args.bias_gradient}));
   return calls;
 }
 
 double gemm_epilogue_bytes(const GemmArgs& a) {
-  return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input, &a.bias_gradient});
+  return bytes_of({&a.bias, &a.residual, &a.gelu_input, &a.gelu_backward_input});
 }
 
 KernelTable observed_kernels(KernelTable table, KernelObserver observe) {

@@ -26,7 +26,6 @@ enum class GemmEpilogue : std::uint8_t {
   kGeluAux,       ///< gelu; its argument to aux (m, n)
   kGeluAuxBias,   ///< gelu(. + vector (n)); its argument to aux (m, n)
   kGeluBackward,  ///< . * gelu'(aux (m, n))
-  kBiasGradient,  ///< row sums of op(A) to vector (m)
 };
 std::string_view to_string(GemmEpilogue epilogue);
 

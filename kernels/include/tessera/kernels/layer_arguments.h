@@ -14,9 +14,8 @@ namespace tessera {
 /// C (M, N) = op(A) op(B) [+ bias] [+ C or residual].  op(A) is (M, K), op(B) is (K, N).
 ///
 /// Work that follows or accompanies a GEMM in a linear layer may be asked for along with it, as
-/// AddArgs, GeluForwardArgs, GeluBackwardArgs and BiasGradientArgs describe it; devices that can,
-/// do it while the data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA
-/// may not.
+/// AddArgs, GeluForwardArgs and GeluBackwardArgs describe it; devices that can, do it while the
+/// data is at hand. The CPU rounds in between to T, as separate kernels would; CUDA may not.
 struct GemmArgs {
   TensorView a{};     // (M, K), or (K, M) if transpose_a; T; rows may be strided
   TensorView b{};     // (K, N), or (N, K) if transpose_b; T; rows may be strided
@@ -26,7 +25,7 @@ struct GemmArgs {
   bool transpose_b = false;
   bool accumulate = false;  ///< add to C instead of overwriting it
   /// (M, N); C's dtype; contiguous, as C is; optional: added, without overlapping C. Alone: without
-  /// accumulate, GELU, its derivative and bias gradient.
+  /// accumulate, GELU and its derivative.
   TensorView residual{};
 
   bool gelu = false;  ///< C = gelu(op(A) op(B) + bias); C contiguous, of T; not with accumulate
@@ -34,16 +33,10 @@ struct GemmArgs {
   /// (M, N); T; optional: C = (op(A) op(B)) * gelu'(gelu_backward_input); C contiguous, of T;
   /// without bias, accumulate and gelu.
   TensorView gelu_backward_input{};
-  /// (M); fp32, bf16 or fp16; optional, with transpose_a and contiguous A: receives the column sums
-  /// of A as stored, (K, M), which is the gradient of a bias when A is that of a linear layer's
-  /// output.
-  TensorView bias_gradient{};
-  bool accumulate_bias_gradient = false;  ///< add to bias_gradient instead of overwriting it
 
   // A and B in fp8, both or neither: their codes, uint8, K along the rows of both (transpose_b
   // alone), T is bf16, not both E5M2. The sum of products of codes is multiplied by the reciprocals
-  // of both scales, and rounded once behind bias, residual or C. Without GELU, its derivative and a
-  // bias gradient.
+  // of both scales, and rounded once behind bias, residual or C. Without GELU and its derivative.
   Fp8Operand a_fp8{}, b_fp8{};
   /// On tensor cores: sums stay in their accumulators, which keep 14 bits, for all of K.
   bool fast_accumulation = false;
@@ -52,7 +45,7 @@ struct GemmArgs {
 /// Whether the operands are codes of fp8.
 inline bool is_fp8(const GemmArgs& args) { return static_cast<bool>(args.a_fp8.amax); }
 
-/// db (N) [+]= column sums of dy (M, N).
+/// db (N) [+]= column sums of dy (M, N), each rounded to fp32 before it is added to db.
 struct BiasGradientArgs {
   TensorView dy{};  // (M, N); T
   TensorView db{};  // (N); fp32, bf16 or fp16

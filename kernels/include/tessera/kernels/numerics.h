@@ -12,6 +12,8 @@ namespace tessera {
 ///      input in place
 ///   5  on a GPU, in bf16 and fp16, a norm's backward pass sums the gradient of a bias in front of
 ///      it
-inline constexpr int kNumericsVersion = 5;
+///   6  gradients of biases and of norms' parameters are sums before they are added to those of
+///      earlier micro-batches; a GPU sums all columns in one order, whichever kernel does it
+inline constexpr int kNumericsVersion = 6;
 
 }  // namespace tessera

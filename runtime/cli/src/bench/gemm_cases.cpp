@@ -27,7 +27,7 @@ std::string name_of(const GemmArgs& args) {
 PreparedKernel prepare(KernelLab& lab, GemmArgs args) {
   Operands o{lab};
   for (TensorView* view : {&args.a, &args.b, &args.c, &args.bias, &args.residual, &args.gelu_input,
-                           &args.gelu_backward_input, &args.bias_gradient}) {
+                           &args.gelu_backward_input}) {
     if (!*view) continue;
     Shape shape = view->shape;
     const std::int64_t columns = shape[shape.rank() - 1];

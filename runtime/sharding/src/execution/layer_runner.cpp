@@ -297,7 +297,7 @@ void LayerRunner::loss(const Action& a, const TensorView& loss_scale, const Tens
   Value output = run_last(a, *tape, take_input(a), loss_sum, stream);
   Tensor gradient = gradient_of_losses(*tape, output.shape(), loss_scale, stream);
   output.tensor = {};
-  pass_on(a, tape->backward(output, std::move(gradient)));
+  run_backward(a, *tape, output, {.sum = std::move(gradient)});
   parameters_.end_gradients(a, *kernels_, stream);
 }
 
@@ -338,16 +338,14 @@ void LayerRunner::loss_backward(const Action& a, const TensorView& loss_scale, S
   parameters_.begin_gradients(a, *kernels_, stream);
   Activation kept = take_recorded(a, loss_scale, stream);
   Tensor gradient = gradient_of_losses(*kept.tape, kept.losses, loss_scale, stream);
-  pass_on(a, kept.tape->backward(kept.recorded, std::move(gradient)));
+  run_backward(a, *kept.tape, kept.recorded, {.sum = std::move(gradient)});
   parameters_.end_gradients(a, *kernels_, stream);
 }
 
 void LayerRunner::backward(const Action& a, Stream& stream) {
   parameters_.begin_gradients(a, *kernels_, stream);
   Activation kept = take_recorded(a, {}, stream);
-  pass_on(a, kept.tape->backward(
-                 kept.recorded,
-                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  run_backward(a, *kept.tape, kept.recorded, take_gradient(a));
   parameters_.end_gradients(a, *kernels_, stream);
 }
 
@@ -360,9 +358,7 @@ void LayerRunner::backward_input(const Action& a, Stream& stream) {
               ? "an operation of its own is recorded by Tape::output(), which says nothing of two "
                 "parts; record it by Tape::split_output(), or do not set splits_backward_"
               : "it does not set splits_backward_; plan its backward as one");
-  pass_on(a, kept.tape->backward_input(
-                 kept.recorded,
-                 take(schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer)));
+  run_backward(a, *kept.tape, kept.recorded, take_gradient(a));
   activations_.insert_or_assign(schedule_.find(a.reads, BufferKind::kActivation)->buffer,
                                 Activation{.tape = std::move(kept.tape), .kept = true});
 }
@@ -412,15 +408,44 @@ void LayerRunner::reserve_input(const Action& action) {
                               "input from the host");
 }
 
-/// The gradient of the layer's input, for the layer before.
-void LayerRunner::pass_on(const Action& a, Tensor gradient) {
+LayerRunner::Gradient LayerRunner::take_gradient(const Action& a) {
+  const int buffer = schedule_.find(a.reads, BufferKind::kActivationGradient)->buffer;
+  const auto found = activations_.find(buffer);
+  Gradient gradient;
+  if (found != activations_.end()) gradient.extras = std::move(found->second.extras);
+  gradient.sum = take(buffer);
+  return gradient;
+}
+
+bool LayerRunner::wants_column_sums(const Action& a) const {
+  const Operand* const to = schedule_.find(a.writes, BufferKind::kActivationGradient);
+  if (to == nullptr) return false;
+  const ScheduleBuffer& gradient = schedule_.buffer(*to);
+  return std::ranges::any_of(activations_, [&](const auto& entry) {
+    const auto& [id, activation] = entry;
+    const ScheduleBuffer& buffer = schedule_.buffers[static_cast<std::size_t>(id)];
+    return activation.tape != nullptr && buffer.layer == gradient.layer &&
+           buffer.micro_step == gradient.micro_step &&
+           activation.tape->wants_column_sums(activation.recorded.id);
+  });
+}
+
+void LayerRunner::run_backward(const Action& a, Tape& tape, const Value& output,
+                               Gradient gradient) {
+  if (wants_column_sums(a)) tape.want_input_column_sums();
+  auto& [sum, extras] = gradient;
+  Tensor of_input = a.operation == &operations::kBackwardInput
+                        ? tape.backward_input(output, std::move(sum), std::move(extras))
+                        : tape.backward(output, std::move(sum), std::move(extras));
   if (!needs_input_gradient(a.layer)) return;
-  require(static_cast<bool>(gradient), ErrorCode::kInvalidArgument, "backward of layer '",
+  require(static_cast<bool>(of_input), ErrorCode::kInvalidArgument, "backward of layer '",
           model_.layers[static_cast<std::size_t>(a.layer)]->name(),
           "' gave its input no gradient, and layers before it need one: an operation of your own "
           "returns what Tape::output makes, and hands gradients on by Tape::add_gradient");
   const Operand* const to = schedule_.find(a.writes, BufferKind::kActivationGradient);
-  activations_[to->buffer].output = std::move(gradient);
+  Activation& passed = activations_[to->buffer];
+  passed.output = std::move(of_input);
+  passed.extras = tape.take_input_extras();
 }
 
 }  // namespace tessera

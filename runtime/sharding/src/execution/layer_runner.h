@@ -96,7 +96,6 @@ class LayerRunner {
   std::unique_ptr<Tape> make_tape(const Action& action, const TapeOptions& options, Stream& stream);
   /// Makes a layer's input known to its tape: what flows from the layer before, or the batch's.
   Value input_of(int layer, Tape& tape, Tensor flowing) const;
-  void pass_on(const Action& action, Tensor gradient);
   bool needs_input_gradient(int layer) const { return layer > schedule_.first_backward_layer; }
   bool recomputes(int layer) const;
   Value run_last(const Action& action, Tape& tape, Tensor flowing, const TensorView& loss_sum,
@@ -128,10 +127,11 @@ class LayerRunner {
   struct Activation {
     Tensor output{};
     std::unique_ptr<Tape> tape{};
-    Value recorded{};   ///< the output on the tape, without its tensor
-    Shape losses{};     ///< of the last layer: of that tensor
-    Tensor input{};     ///< kept for recomputation only
-    bool kept = false;  ///< backward, or its second part, is to come
+    Value recorded{};         ///< the output on the tape, without its tensor
+    Shape losses{};           ///< of the last layer: of that tensor
+    Tensor input{};           ///< kept for recomputation only
+    GradientExtras extras{};  ///< of a gradient: beside `output`
+    bool kept = false;        ///< backward, or its second part, is to come
   };
   /// Takes what the forward of the action's layer has kept, its output recorded on a tape: now, if
   /// the layer is recomputed.
@@ -147,6 +147,16 @@ class LayerRunner {
   Input& input(int activation);
   /// Takes what a buffer of activations or their gradients holds.
   Tensor take(int buffer);
+  /// A gradient of an activation, with what kernels have left beside it.
+  struct Gradient {
+    Tensor sum{};
+    GradientExtras extras{};
+  };
+  Gradient take_gradient(const Action& action);
+  /// Runs a tape backward from its output, and hands on the gradient of the layer's input.
+  void run_backward(const Action& action, Tape& tape, const Value& output, Gradient gradient);
+  /// Whether the layer before, which is recorded already, reads the column sums of its gradient.
+  bool wants_column_sums(const Action& action) const;
   Tensor take_input(const Action& action);
   Shape message_shape(int layer) const;
   TensorView message(const Operand& slot, int layer) const;

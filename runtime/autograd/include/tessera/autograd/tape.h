@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tessera/autograd/parameter.h"
@@ -142,9 +142,7 @@ struct TapeOptions {
 /// embedding the gradient of its output; of a prompt its rows of that. Sums of columns that fall
 /// out of the kernel of the input's gradient (gains of norms and heads, factors of columns) are
 /// taken in the first part, where they cost no pass over memory of their own, kept in fp32, and
-/// written in the second. Where a gradient is added to another, as of a parameter that two
-/// operations share, its pieces go into that sum one by one; so the kernel runs a second time in
-/// the second part, on what it read in the first. Only linear_cross_entropy has no second part: the
+/// written or added in the second. Only linear_cross_entropy has no second part: the
 /// gradient of its logits, from which both of its products are made, is in memory for a chunk of
 /// rows at a time, and a second part would compute the logits once more.
 class Tape {
@@ -158,13 +156,18 @@ class Tape {
 
   /// Makes the layer's input known; a gradient flows to it if `needs_gradient`.
   Value input(Tensor tensor, bool needs_gradient);
-  /// Runs the recorded operations backward from d objective / d `output` (same shape, moved in; the
-  /// Value itself may have let go of its tensor). Each operation dies, with what it saved, as soon
-  /// as it has run. Returns d objective / d input, or an empty tensor if the input needs none.
-  Tensor backward(const Value& output, Tensor output_gradient);
+  /// Runs the recorded operations backward from d objective / d `output` (same shape, moved in,
+  /// with what kernels have left beside it; the Value itself may have let go of its tensor). Each
+  /// operation dies, with what it saved, as soon as it has run. Returns d objective / d input, or
+  /// an empty tensor if the input needs none.
+  Tensor backward(const Value& output, Tensor output_gradient, GradientExtras extras = {});
   /// The first part of backward(): see [Note: backward in two parts]. Operations that are not
   /// recorded by split_output() run as a whole.
-  Tensor backward_input(const Value& output, Tensor output_gradient);
+  Tensor backward_input(const Value& output, Tensor output_gradient, GradientExtras extras = {});
+  /// Moves out what kernels have left beside the gradient that these return.
+  GradientExtras take_input_extras() { return std::exchange(input_extras_, {}); }
+  /// The layer before reads the column sums of d objective / d input; see want_column_sums().
+  void want_input_column_sums();
   /// The second part. What a gradient was made of is freed once it is written.
   void backward_weights();
   /// Whether all operations that were recorded know both parts.
@@ -202,15 +205,13 @@ class Tape {
   /// alone, if at all.
   Value split_output(Tensor tensor, Backward backward,
                      std::shared_ptr<Rematerialization> remake = nullptr);
-  /// Within a `backward`: runs `write`, which writes or adds to the gradients of these parameters
-  /// (null: none); in backward_input() it waits for backward_weights(). It holds all that it reads,
-  /// but for the batch: values of parameters are not there by then, and what is Saved has to be
-  /// computed (Saved::computed).
-  void write_gradients(std::initializer_list<const Parameter*> parameters, WriteGradients write);
+  /// Within a `backward`: runs `write`, which writes or adds to gradients of parameters; in
+  /// backward_input() it waits for backward_weights(). It holds all that it reads, but for the
+  /// batch: values of parameters are not there by then, and what is Saved has to be computed
+  /// (Saved::computed).
+  void write_gradients(WriteGradients write);
   /// Whether write_gradients() waits.
   bool is_split() const { return is_split_; }
-  /// Whether something comes before what write_gradients() would write to `parameter` now.
-  bool is_written_before(const Parameter& parameter) const;
   /// The way to compute an output again; null (keep it instead) unless recomputation is selective.
   std::shared_ptr<Rematerialization> rematerialization(Remake remake);
   /// Adds to d / d value `id`; does nothing for -1. Takes the tensor over; a tensor that others
@@ -245,7 +246,7 @@ class Tape {
   struct Node;
 
   void check_id(int id, const char* use) const;
-  Tensor replay(const Value& output, Tensor output_gradient);
+  Tensor replay(const Value& output, Tensor output_gradient, GradientExtras extras);
 
   Memory& memory_;
   Stream& stream_;
@@ -261,15 +262,12 @@ class Tape {
   std::vector<Node> nodes_;          // by value id
   std::vector<Gradient> gradients_;  // by value id
   GradientExtras extras_;            // of the running `backward`
+  GradientExtras input_extras_;
   int input_id_ = -1;
   bool replayed_ = false;
   bool can_split_ = true;
   bool is_split_ = false;
-  struct Waiting {
-    std::vector<const Parameter*> parameters;
-    WriteGradients write;
-  };
-  std::deque<Waiting> waiting_;  ///< for backward_weights()
+  std::deque<WriteGradients> waiting_;  ///< for backward_weights()
   std::uint64_t random_calls_ = 0;
   std::int64_t classes_ = 0;
   Cost cost_;
