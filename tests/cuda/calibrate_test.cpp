@@ -77,7 +77,7 @@ TEST_F(Calibrate, WritesATableByWhichRunsGiveTheSameBits) {
     if (with_epilogue) {
       EXPECT_EQ(row["way"], "separate") << row;
     }
-    // Of a bias or a residual, which cost as much either way, this machine's work decides.
+    // A bias and a residual cost as much either way, so that the work of this machine decides.
     if (row["epilogue"] == "none" && row["residual_stride"] == 0) {
       EXPECT_EQ(row["way"], "fused") << row;
     }

@@ -2,7 +2,7 @@
 #include "kernels/support.h"
 #include "kernels/under_test.h"
 
-// What GemmArgs takes along with a product: GELU, its derivative, a bias gradient.
+// GemmArgs takes these along with a product: GELU, its derivative, a residual.
 namespace tessera::gemm_epilogue_test {
 namespace {
 

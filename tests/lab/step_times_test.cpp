@@ -174,7 +174,7 @@ TEST(StepTimes, OfRepeatsAreTheirMedians) {
   EXPECT_THROW(joined_repeats({}, DeviceKind::kCuda), Error);
 }
 
-// What disturbs a CPU makes repeats slower, and none faster.
+// A disturbance of a CPU makes repeats slower, and none faster.
 TEST(StepTimes, OfRepeatsOnACpuAreTheFastestQuarter) {
   std::vector<StepTimes> repeats;
   for (const double seconds : {5.0, 2.0, 9.0, 7.0, 3.0, 8.0, 6.0, 4.0}) {
