@@ -111,7 +111,7 @@ std::pair<GemmProblem, GemmChoice> parse_row(const json& row) {
   const auto epilogue = row.at("epilogue").get<std::string>();
   const auto* const known = std::ranges::find(kEpilogues, epilogue);
   require(known != kEpilogues.end(), ErrorCode::kConfig, "there is no epilogue '", epilogue,
-          "' (any more); remove the file, and 'tessera calibrate --gemm-table' makes another");
+          "' (any more); remove the file, and time this machine again with tessera calibrate");
   problem.epilogue = static_cast<GemmEpilogue>(known - kEpilogues.begin());
   const auto way = row.at("way").get<std::string>();
   require(way == "fused" || way == "separate", ErrorCode::kConfig, "the way '", way,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -114,6 +115,28 @@ TEST_F(CalibrateCommand, AModelsStepsAreAddedToAProfile) {
   std::vector<std::string> simulate{"simulate", "--profile", path("p.json"), "--ranks", "2"};
   simulate.insert(simulate.end(), model.begin(), model.end());
   EXPECT_THAT(run(simulate).out, HasSubstr(" % measured in steps"));
+}
+
+TEST_F(CalibrateCommand, AgainKeepsTheFasterTimes) {
+  const std::vector<std::string> calibrate{"calibrate",    "--device", "cpu",           "--profile",
+                                           path("p.json"), "--quick",  "--time-budget", "1",
+                                           "--anyway",     "--again"};
+  ASSERT_EQ(run(calibrate).exit_code, 0) << "there is no file yet";
+  HardwareProfile before = find_profile(path("p.json"));
+  KernelRates::Point &slow = before.kernels[0].points[0], &fast = before.kernels[1].points[0];
+  slow.per_second = 1.0;
+  fast.per_second = 1e18;
+  const std::vector<double> size = slow.size;
+  std::ofstream(path("p.json")) << to_text(before);
+  ASSERT_EQ(run(calibrate).exit_code, 0);
+  const HardwareProfile both = find_profile(path("p.json"));
+  EXPECT_GT(both.kernels[0].points[0].per_second, 1.0);
+  EXPECT_EQ(both.kernels[0].points[0].size, size);
+  EXPECT_EQ(both.kernels[1].points[0].per_second, 1e18);
+  EXPECT_GE(both.kernels.size(), before.kernels.size());
+  std::ofstream(path("gpu.json")) << to_text(find_profile("h100-sxm"));
+  EXPECT_THAT(refused({"--device", "cpu", "--again", "--profile", path("gpu.json")}),
+              HasSubstr("is of a GPU"));
 }
 
 TEST_F(CalibrateCommand, AProfileOfABusyMachineIsNotedOnce) {

@@ -190,6 +190,7 @@ HardwareProfile with_steps() {
   profile.residuals = {{.evidence = Evidence::kCorrected,
                         .meets = true,
                         .half_width = 0.07,
+                        .ratio = 1.03,
                         .cells = 12,
                         .source = "checked here"}};
   return profile;

@@ -77,6 +77,7 @@ Residual residual_of(const Json& json, const std::string& place) {
   Residual residual{.evidence = static_cast<Evidence>(found - kNames.begin()),
                     .meets = meets.get<bool>(),
                     .half_width = object.number("half_width"),
+                    .ratio = object.has("ratio") ? object.number("ratio") : 1.0,
                     .cells = object.count("cells"),
                     .source = object.text("source")};
   object.finish();
@@ -102,6 +103,7 @@ Json json_of(const Residual& residual) {
   return {{"evidence", to_string(residual.evidence)},
           {"meets", residual.meets},
           {"half_width", residual.half_width},
+          {"ratio", residual.ratio},
           {"cells", residual.cells},
           {"source", residual.source}};
 }

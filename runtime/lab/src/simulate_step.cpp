@@ -127,25 +127,30 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   return costs;
 }
 
+/// How far off predictions were that rest on the same evidence, of one rank or of several that
+/// meet; null: none were checked.
+const Residual* residual_of(const HardwareProfile& profile, Evidence most, bool meets) {
+  const auto found = std::ranges::find_if(profile.residuals, [&](const Residual& residual) {
+    return residual.evidence == most && residual.meets == meets;
+  });
+  return found == profile.residuals.end() ? nullptr : &*found;
+}
+
 /// The interval of nine of ten steps: how far off checked predictions were that rest on what most
-/// of this step's kernels rest on, and how far repeats of its kernels were apart, as independent
-/// errors. Before any predictions of a machine were checked, the first is as on the processors of
-/// runtime/lab/README.md.
-void set_interval(SimulatedStep& step, const HardwareProfile& profile, bool meets) {
+/// of this step's kernels rest on. Before any predictions of a machine were checked, this is as on
+/// the processors of runtime/lab/README.md, and to it comes, as an independent error, how far
+/// repeats of its kernels were apart, which checked predictions were off by as well.
+void set_interval(SimulatedStep& step, const HardwareProfile& profile, const Residual* checked) {
   if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};
   /// Nine of ten normal numbers are within so many distances between quartiles of their mean.
   constexpr double kQuartilesDistances = 1.645 / 1.349;
-  const Evidence most = step.kernels.most();
-  const auto checked = std::ranges::find_if(profile.residuals, [&](const Residual& residual) {
-    return residual.evidence == most && residual.meets == meets;
-  });
-  step.assumes_half_width = checked == profile.residuals.end();
-  const double off =
-      step.assumes_half_width ? kAssumed[static_cast<std::size_t>(most)] : checked->half_width;
+  step.assumes_half_width = checked == nullptr;
   const double kernels = step.kernels.total();
   const double apart = kernels > 0.0 ? kQuartilesDistances * step.kernels.spread / kernels : 0.0;
-  step.half_width = std::hypot(off, apart);
+  step.half_width = step.assumes_half_width
+                        ? std::hypot(kAssumed[static_cast<std::size_t>(step.kernels.most())], apart)
+                        : checked->half_width;
 }
 
 /// Whether actions begin when another lane lets them is known once they have run: those that begin
@@ -310,17 +315,18 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
   std::vector<std::vector<Program>> steps_alone;
   std::vector<Costs> costs;
   std::vector<double> slower(ranks.size(), 1.0);
+  double ratio = 1.0;  // of checked steps to their predictions
   std::vector<ExecutorOptions> timed;
   for (const std::vector<Program>& programs : ranks) {
     steps_alone.push_back({programs.front()});
     costs.push_back(costs_of(programs.front(), layout, model, options, cluster));
     ExecutorOptions own = options;
-    own.cost = [&costs, &slower, rank = costs.size() - 1](const Schedule& schedule,
-                                                          const Action& action) {
+    own.cost = [&costs, &slower, &ratio, rank = costs.size() - 1](const Schedule& schedule,
+                                                                  const Action& action) {
       const auto i = static_cast<std::size_t>(&action - schedule.actions.data());
       const Costs& cost = costs[rank];
-      return cost.seconds[i] + (cost.is_handed_over[i] ? cost.handover : 0.0) +
-             (slower[rank] - 1.0) * cost.kernel_seconds[i];
+      return ratio * (cost.seconds[i] + (cost.is_handed_over[i] ? cost.handover : 0.0) +
+                      (slower[rank] - 1.0) * cost.kernel_seconds[i]);
     };
     own.speeds = speeds_of(
         *programs.front().schedule, cluster, options.threads,
@@ -341,14 +347,17 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
     }
     const auto last = std::prev(ends.end());
     step.seconds = last->second - (last == ends.begin() ? 0.0 : std::prev(last)->second) +
-                   costs.front().between;
+                   ratio * costs.front().between;
   };
   run();
   bool is_new = false;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     is_new |= hand_over(costs[rank], *ranks[rank].front().schedule, simulated[rank].spans);
   }
-  if (is_new) run();
+  const bool meets = ranks.front().front().schedule->mesh.world_size() > 1;
+  const Residual* const checked = residual_of(cluster.profile, costs.front().kernels.most(), meets);
+  if (checked != nullptr) ratio = checked->ratio;
+  if (is_new || ratio != 1.0) run();
   for (int i = 0; i < kThrottlings && throttle(slower, costs, step.seconds, cluster.profile); ++i) {
     run();
   }
@@ -365,8 +374,7 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
       step.watts = std::max(step.watts, joules / step.seconds);
     }
   }
-  const Schedule& of_first = *ranks.front().front().schedule;
-  set_interval(step, cluster.profile, of_first.mesh.world_size() > 1);
+  set_interval(step, cluster.profile, checked);
   const auto steps = static_cast<double>(ends.size());
   for (Simulation& rank : simulated) step.spans.push_back(std::move(rank.spans));
   step.spans = without_waiting(std::move(step.spans), ranks);

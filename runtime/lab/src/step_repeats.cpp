@@ -13,10 +13,6 @@
 namespace tessera {
 namespace {
 
-/// The share of a CPU's repeats, the fastest, that count: larger than that of their steps, since a
-/// machine is disturbed for less than all of a repeat.
-constexpr double kFastest = 0.25;
-
 /// One kernel at a size, as the repeats have it.
 StepTimes::Kernel median_of_kernel(const std::vector<StepTimes::Kernel>& repeats) {
   using Kernel = StepTimes::Kernel;
@@ -47,8 +43,7 @@ StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device) {
   const std::size_t all = repeats.size();
   if (device == DeviceKind::kCpu) {
     std::ranges::sort(repeats, {}, &StepTimes::step);
-    repeats.resize(std::max<std::size_t>(
-        1, static_cast<std::size_t>(kFastest * static_cast<double>(repeats.size()))));
+    repeats.resize(undisturbed_of(all));
   }
   StepTimes joined = repeats.front();
   std::map<std::tuple<std::string, std::string, std::string, std::vector<double>>,

@@ -270,11 +270,11 @@ void take_graph(const TimedStep& step, StepTimes& times) {
 
 /// The steps of a CPU that others disturbed least. Those of a GPU all count: it has no others, and
 /// its first steps, before it is warm, are faster than what it sustains.
-std::vector<SeenStep> undisturbed_of(std::vector<SeenStep> steps, DeviceKind device) {
+std::vector<SeenStep> fastest_of(std::vector<SeenStep> steps, DeviceKind device) {
   if (device == DeviceKind::kCuda) return steps;
   std::ranges::sort(steps, {}, &SeenStep::seconds);
-  const auto share = static_cast<std::size_t>(kUndisturbed * static_cast<double>(steps.size()));
-  steps.resize(std::min(steps.size(), std::max<std::size_t>(share, kLeastSteps)));
+  steps.resize(
+      std::min(steps.size(), std::max<std::size_t>(undisturbed_of(steps.size()), kLeastSteps)));
   return steps;
 }
 
@@ -284,7 +284,7 @@ StepTimes times_of(std::vector<Seen> copies, DeviceKind device) {
   std::map<KernelKey, double> calls, alone;
   for (Seen& copy : copies) {
     alone.merge(copy.alone);
-    for (const SeenStep& step : undisturbed_of(std::move(copy.steps), device)) {
+    for (const SeenStep& step : fastest_of(std::move(copy.steps), device)) {
       if (step.beside) beside.push_back(*step.beside);
       if (step.gap) gaps.push_back(*step.gap);
       between.push_back(step.between);

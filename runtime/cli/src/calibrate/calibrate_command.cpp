@@ -123,6 +123,7 @@ int calibrate_table(Config config, const std::string& path) {
 }
 
 constexpr const char* kProfileFlag = "--profile";
+constexpr const char* kAgain = "again";
 /// Steps of each kind are timed for this part of the budget.
 constexpr double kShareOfSteps = 30.0;
 
@@ -216,19 +217,27 @@ int calibrate_profile(const Config& config, const std::string& path) {
       .say = [&](const std::vector<std::string>& seen) { say_busy(seen, anyway); },
       .anyway = anyway};
   const bool has_model = config.given("model") || config.given("init");
+  const bool again = config.get<bool>(kAgain);
+  require(!again || !on_gpu, ErrorCode::kConfig, flag_name(kAgain),
+          " is of a CPU, which others disturb; choose --device cpu, or leave it out");
   try {
-    std::optional<HardwareProfile> profile;
-    if (has_model && holds_something(path)) {
-      profile = find_profile(path);
-      require((profile->device == "cuda") == on_gpu, ErrorCode::kConfig, path, " is of a ",
-              profile->device == "cuda" ? "GPU" : "CPU", "; choose --device ",
-              profile->device == "cuda" ? "cuda" : "cpu", ", or another file");
+    std::optional<HardwareProfile> before;
+    if ((has_model || again) && holds_something(path)) {
+      before = find_profile(path);
+      require((before->device == "cuda") == on_gpu, ErrorCode::kConfig, path, " is of a ",
+              before->device == "cuda" ? "GPU" : "CPU", "; choose --device ",
+              before->device == "cuda" ? "cuda" : "cpu", ", or another file");
+    }
+    std::optional<HardwareProfile> profile = before;
+    if (before && !again) {
       print_line(stderr, concat(path,
                                 ": kernels, one by one, and collectives are kept; remove the "
-                                "file to time them again"));
+                                "file to time them anew, or give ",
+                                flag_name(kAgain)));
     } else {
       profile = calibrate_if_quiet(calibration);
       if (!profile) return kExitRunTime;
+      if (before) profile = faster_of(*before, *profile);
     }
     if (has_model && !add_steps(config, *profile, calibration, line, interrupt)) {
       return kExitRunTime;
@@ -269,6 +278,9 @@ std::vector<Setting> profile_settings() {
                 "stand in",
         .minimum = 0},
        flag_setting("quick", "time every second size only"),
+       flag_setting(kAgain,
+                    "time a CPU's kernels and collectives once more, and keep the faster times of "
+                    "these and of those that --profile has: for a machine that others disturb"),
        flag_setting("anyway", "write the profile even if other programs disturb it; it says so")});
 }
 

@@ -9,7 +9,9 @@
 #include "commands.h"
 #include "settings/gpt_settings.h"
 #include "tessera/core/error.h"
+#include "tessera/lab/calibrate.h"
 #include "tessera/lab/comparison_figures.h"
+#include "tessera/lab/measurement_noise.h"
 #include "tessera/lab/step_times.h"
 #include "tessera/trainer/output_file.h"
 #include "tessera/trainer/trainer_settings.h"
@@ -97,12 +99,23 @@ HardwareProfile MeasuredProfile::without_steps() const {
   return profile;
 }
 
+bool MeasuredProfile::needs_kernels(std::int64_t repeat) const {
+  if (!has_kernels_) return true;
+  const bool is_done = std::ranges::all_of(
+      kinds_, [&](const StepKind& kind) { return kind.timed.contains(repeat); });
+  if (repeat == 0 || is_done) return false;
+  const HardwareProfile profile = without_steps();
+  return profile.device == "cpu" && profile.noise && !disturbances(*profile.noise).empty();
+}
+
 ChildResult MeasuredProfile::time_kernels(const RunCalibration& run) {
   std::vector<std::string> flags = of_kernels_;
   flags.push_back("--profile=" + path_);
-  const ChildResult child = run("kernels alone and collectives", std::move(flags),
-                                (fs::path(runs_) / "kernels.txt").string());
-  has_kernels_ = child.trained;
+  if (has_kernels_) flags.emplace_back("--again");
+  const ChildResult child =
+      run(has_kernels_ ? "kernels alone and collectives again" : "kernels alone and collectives",
+          std::move(flags), (fs::path(runs_) / "kernels.txt").string());
+  has_kernels_ = has_kernels_ || child.trained;
   return child;
 }
 
@@ -126,7 +139,9 @@ HardwareProfile MeasuredProfile::write() const {
   std::map<std::pair<std::string, int>, std::vector<StepTimes>> repeats;
   for (const StepKind& kind : kinds_) {
     for (const std::int64_t repeat : kind.timed) {
-      for (StepTimes& steps : find_profile(file_of(kind, repeat)).steps) {
+      HardwareProfile timed = find_profile(file_of(kind, repeat));
+      for (StepTimes& steps : timed.steps) {
+        if (profile.device == "cpu") restate_alone(steps, timed, profile);
         repeats[{steps.model, steps.threads}].push_back(std::move(steps));
       }
     }

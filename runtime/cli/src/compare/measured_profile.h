@@ -13,9 +13,9 @@
 namespace tessera::cli {
 
 /// The profile that a comparison measures itself (--simulate measured), so that runs and what
-/// predicts them see the same machine: kernels alone and collectives once, and in each repeat the
-/// kernels inside of each kind of step that its cells need. Every calibration is a child, as each
-/// run of a cell is.
+/// predicts them see the same machine: kernels alone and collectives, again in each repeat while
+/// others disturb that, and in each repeat the kernels inside of each kind of step that its cells
+/// need. Every calibration is a child, as each run of a cell is.
 class MeasuredProfile {
  public:
   /// Runs a child with these flags; what it prints goes to the file `printed`.
@@ -34,7 +34,10 @@ class MeasuredProfile {
   bool has_steps(std::size_t kind, std::int64_t repeat) const {
     return kinds_[kind].timed.contains(repeat);
   }
-  /// Times kernels alone and collectives.
+  /// Whether kernels alone and collectives should be timed before this repeat: they never were, or
+  /// were disturbed and this repeat is to come.
+  bool needs_kernels(std::int64_t repeat) const;
+  /// Times kernels alone and collectives; what there is stays where it is faster.
   ChildResult time_kernels(const RunCalibration& run);
   /// Times the kernels inside of the steps of a kind.
   ChildResult time_steps(std::size_t kind, std::int64_t repeat, const RunCalibration& run);

@@ -27,6 +27,19 @@ inline double median(std::vector<double> values) { return quantile(std::move(val
 /// repeated on a machine that is shared.
 inline constexpr double kUndisturbed = 0.1;
 
+/// How many of `count` repetitions count as undisturbed, the fastest: one at least.
+inline std::size_t undisturbed_of(std::size_t count) {
+  return std::max<std::size_t>(1,
+                               static_cast<std::size_t>(kUndisturbed * static_cast<double>(count)));
+}
+
+/// The median of the values that count as undisturbed; 0 of none.
+inline double undisturbed(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  values.resize(std::min(values.size(), undisturbed_of(values.size())));
+  return median(std::move(values));
+}
+
 /// The distance between the quartiles over the median; 0 of none.
 inline double relative_spread(const std::vector<double>& values) {
   const double middle = median(values);

@@ -58,6 +58,15 @@ HardwareProfile calibrate_cpu(const CalibrationOptions& options);
 HardwareProfile calibrate_gpu(CudaDevice& device, const CalibrationOptions& options,
                               const HardwareProfile& links);
 
+/// The profile of a CPU that others disturb, by two calibrations of different minutes: it has each
+/// kernel's and collective's faster time at each size, what only one has, and contention between
+/// lanes and steps as `first` has them. Throws Error{kConfig} if one is of a GPU.
+HardwareProfile faster_of(const HardwareProfile& first, const HardwareProfile& second);
+
+/// Steps were timed beside the kernels of the profile `before`: from now on `alone` is what those
+/// of `after` take.
+void restate_alone(StepTimes& steps, const HardwareProfile& before, const HardwareProfile& after);
+
 /// A calibration that makes sure that the machine is quiet.
 struct QuietCalibration {
   std::function<MachineLoad()> watch;  ///< before it begins

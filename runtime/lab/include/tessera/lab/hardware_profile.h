@@ -107,7 +107,8 @@ std::string_view to_string(Evidence evidence);
 struct Residual {
   Evidence evidence = Evidence::kInterpolated;
   bool meets = false;       ///< several ranks on one machine
-  double half_width = 0.0;  ///< nine of ten are within it, relative to the measured step
+  double half_width = 0.0;  ///< nine of ten are within it, relative to `ratio` times the prediction
+  double ratio = 1.0;       ///< of the measured step to the predicted one, the median
   std::int64_t cells = 0;   ///< configurations
   std::string source{};
 };

@@ -30,7 +30,7 @@ struct TimedStep {
 StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile);
 
 /// One of several times of the same step, taken minutes apart: of a GPU their medians, kernel by
-/// kernel, of a CPU those of the fastest quarter. To the spread of a kernel within them comes, as
+/// kernel, of a CPU those of the fastest tenth. To the spread of a kernel within them comes, as
 /// an independent one, that of its times over them. Throws Error{kInvalidArgument} of none, or of
 /// steps of different models or threads.
 StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device);
