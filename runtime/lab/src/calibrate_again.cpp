@@ -16,7 +16,7 @@ void take_more(Quantity& quantity, const Quantity& other) {
   if (other.value > quantity.value) quantity = other;
 }
 
-/// Of each point the better one of both, and those that only `others` has.
+/// Keeps the better one of each point, and takes those that only `others` has.
 template <typename Point, typename Key, typename IsBetter>
 void take_better(std::vector<Point>& points, const std::vector<Point>& others, Key Point::*key,
                  const IsBetter& is_better) {
