@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/lab/calibrate.h"
@@ -28,6 +26,15 @@ void take_better(std::vector<Point>& points, const std::vector<Point>& others, K
       *same = other;
     }
   }
+}
+
+/// The noise of the calibration of whose points fewer were disturbed; no more points are missing
+/// than one of both left out.
+MeasurementNoise quieter_of(const MeasurementNoise& first, const MeasurementNoise& second) {
+  const bool is_second = second.disturbed * first.points < first.disturbed * second.points;
+  MeasurementNoise noise = is_second ? second : first;
+  noise.left_out = std::min(first.left_out, second.left_out);
+  return noise;
 }
 
 void take_faster(std::vector<KernelRates>& all, const std::vector<KernelRates>& others) {
@@ -89,9 +96,7 @@ HardwareProfile faster_of(const HardwareProfile& first, const HardwareProfile& s
   take_less(both.handover, second.handover);
   take_faster(both.process, second.process);
   take_faster(both.node, second.node);
-  if (second.noise && (!first.noise || second.noise->disturbed < first.noise->disturbed)) {
-    both.noise = second.noise;
-  }
+  if (first.noise && second.noise) both.noise = quieter_of(*first.noise, *second.noise);
   for (StepTimes& steps : both.steps) restate_alone(steps, first, both);
   return both;
 }

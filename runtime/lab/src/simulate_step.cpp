@@ -139,7 +139,7 @@ const Residual* residual_of(const HardwareProfile& profile, Evidence most, bool 
 /// The interval of nine of ten steps: how far off checked predictions were that rest on what most
 /// of this step's kernels rest on. Before any predictions of a machine were checked, this is as on
 /// the processors of runtime/lab/README.md, and to it comes, as an independent error, how far
-/// repeats of its kernels were apart, which checked predictions were off by as well.
+/// repeats of its kernels were apart; errors of checked predictions have that in them.
 void set_interval(SimulatedStep& step, const HardwareProfile& profile, const Residual* checked) {
   if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};

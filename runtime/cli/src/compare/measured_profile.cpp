@@ -141,7 +141,7 @@ HardwareProfile MeasuredProfile::write() const {
     for (const std::int64_t repeat : kind.timed) {
       HardwareProfile timed = find_profile(file_of(kind, repeat));
       for (StepTimes& steps : timed.steps) {
-        if (profile.device == "cpu") restate_alone(steps, timed, profile);
+        restate_alone(steps, timed, profile);
         repeats[{steps.model, steps.threads}].push_back(std::move(steps));
       }
     }

@@ -23,7 +23,7 @@ namespace {
 
 /// A cell whose two halves of runs differ by more than this says little of how long its step takes.
 constexpr double kSteady = 0.03;
-/// The step by which a half width was learnt is within it.
+/// A half width is the distance of a checked step: rounding must not put that step outside.
 constexpr double kRounding = 1e-9;
 /// Predictions that must have been checked before their errors say what to expect of others.
 constexpr std::size_t kLeastChecked = 4;
