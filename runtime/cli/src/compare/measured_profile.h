@@ -42,7 +42,7 @@ class MeasuredProfile {
   /// Times the kernels inside of the steps of a kind.
   ChildResult time_steps(std::size_t kind, std::int64_t repeat, const RunCalibration& run);
 
-  /// Joins the steps of all repeats by their medians and writes the profile. Returns it as
+  /// Joins the steps of all repeats (joined_repeats()) and writes the profile. Returns it as
   /// `tessera simulate` reads it.
   HardwareProfile write() const;
 

@@ -66,7 +66,8 @@ struct SimulatedStep {
 /// bytes, or from what it sends, and from the profile. Work of the compute lane is slower by the
 /// profile's factors for as long as collectives run beside it; where ranks share cores, lanes that
 /// want more threads at once than a rank's share of the cores are all slower by the ratio. Where
-/// the profile has a limit of power, kernels are slower until the step takes no more. Rank 0 stands
+/// the profile has a limit of power, kernels are slower until the step takes no more. Where it has
+/// a residual of the step's kind, all times are multiplied by its ratio. Rank 0 stands
 /// for all: they do the same work, so that the result takes no more time or memory with more ranks.
 SimulatedStep simulate_step(const Program& program, const ModelLayout& layout, const Model& model,
                             const ExecutorOptions& options, const Cluster& cluster);
