@@ -1,11 +1,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <string>
@@ -81,6 +84,28 @@ TEST(CpuStreamTest, AThreadThatSynchronizesIsNotWokenByEachTask) {
   sleeps = true;
   stream->synchronize();
   EXPECT_LT(switches() - before, 40);
+}
+
+/// Nanoseconds that Linux lets a thread keep its core, by sched_getattr(2): from 6.12 on, else 0.
+std::uint64_t slice_of(Stream& stream) {
+  std::array<std::uint64_t, 6> attributes{};  // the slice is the fourth word
+  long result = -1;
+  stream.submit(
+      {}, [&] { result = syscall(SYS_sched_getattr, 0, attributes.data(), sizeof attributes, 0); });
+  stream.synchronize();
+  EXPECT_EQ(result, 0);
+  return attributes[3];
+}
+
+// Else a lane that has to start a collective waits until a thread that computes has used up its
+// slice, and with it the ranks that wait for this one.
+TEST(CpuStreamTest, TheThreadOfAnUrgentStreamHasAShortSlice) {
+  const auto device = make_cpu_device();
+  const auto normal = device->create_stream({.name = "normal"});
+  const auto urgent =
+      device->create_stream({.name = "urgent", .priority = StreamPriority::kUrgent});
+  const std::uint64_t kept = slice_of(*normal);
+  EXPECT_EQ(slice_of(*urgent), std::min<std::uint64_t>(kept, 100'000)) << "0: before Linux 6.12";
 }
 
 TEST(CpuStreamTest, WaitOrdersStreamsWithoutBlockingTheHost) {

@@ -319,6 +319,27 @@ TEST(SimulatedStep, CopiesAndUpdatesOnTheHostTakeTheirBytesAndHideBehindTheNextF
   EXPECT_LT(hidden, 1.06 * compute);
 }
 
+// As the executor does it: a second lane would only compete for the rank's cores.
+TEST(SimulatedStep, ARankAloneOnACpuHasOneLane) {
+  Cluster cluster{find_profile("h100-sxm"), 1};
+  cluster.profile.device = "cpu";
+  cluster.profile.cores.value = 2.0;
+  cluster.profile.copy_out.value = 1e9;
+  Subject s = subject("full_shard", 1, Recompute::kNone, 1.0);
+  s.options.device = DeviceKind::kCpu;
+  const SimulatedStep step = simulate(s, cluster);
+  EXPECT_EQ(step.of(Lane::kCopyOut).busy, 0.0);
+  double copies = 0.0, end = 0.0;
+  for (const ActionSpan& span : step.spans.front()) {
+    EXPECT_GE(span.begin, end) << "one after the other";
+    end = span.end;
+    const Action& action = s.schedule.actions[static_cast<std::size_t>(span.action)];
+    if (is_copying(action.lane)) copies += span.end - span.begin;
+  }
+  EXPECT_GT(copies, 1e-4) << "they are in it";
+  EXPECT_NEAR(step.of(Lane::kCompute).busy, step.seconds, 0.01 * step.seconds);
+}
+
 // A gather that is over when its layer begins hands nothing over: the lane goes on at once.
 TEST(SimulatedStep, ALaneIsHandedOverToWhereItHadToWait) {
   Cluster cluster = without_communication();
