@@ -94,15 +94,28 @@ TEST(CoreBinding, NodesAreSharedOrDividedAsThereAreRanks) {
 
 TEST(CoreBinding, NothingIsBoundWhereNothingIsToBeGained) {
   for (const BindPolicy policy : {BindPolicy::kNuma, BindPolicy::kAuto}) {
-    const CoreBinding one = divide(kOneNode, {.policy = policy, .ranks = 4});
+    const CoreBinding one = divide(kOneNode, {.policy = policy, .ranks = 3});
     EXPECT_EQ(describe(one), "none (one NUMA node)");
-    EXPECT_EQ(cpus_of_ranks(one), "0-7 | 0-7 | 0-7 | 0-7");
+    EXPECT_EQ(cpus_of_ranks(one), "0-7 | 0-7 | 0-7");
+    EXPECT_EQ(describe(divide(kOneNode, {.policy = policy, .ranks = 1})), "none (one NUMA node)");
     EXPECT_EQ(describe(divide(kTwoSockets, {.policy = policy, .ranks = 1})),
               "none (each rank has all NUMA nodes)");
   }
   const CoreBinding none = divide(kTwoSockets, {.policy = BindPolicy::kNone, .ranks = 2});
   EXPECT_EQ(describe(none), "none");
   EXPECT_EQ(cpus_of_ranks(none), "0-31 | 0-31");
+}
+
+// A second run finds all cores equally busy.
+TEST(CoreBinding, AutoIsCoresWhereRanksGetEquallyManyForTheirThreads) {
+  const CoreBinding four = divide(kOneNode, {.ranks = 4});
+  EXPECT_EQ(describe(four), "cores, 2 per rank");
+  EXPECT_EQ(cpus_of_ranks(four), "0-1 | 2-3 | 4-5 | 6-7");
+  EXPECT_EQ(divide(kOneNode, {.ranks = 4, .threads = 2}).policy, BindPolicy::kCores);
+  EXPECT_EQ(describe(divide(kOneNode, {.ranks = 4, .threads = 3})), "none (one NUMA node)");
+  EXPECT_EQ(describe(divide(kOneNode, {.ranks = 16})), "none (one NUMA node)");
+  EXPECT_EQ(divide(kOneNode, {.ranks = 2, .quota = 4}).policy, BindPolicy::kNone);
+  EXPECT_EQ(divide(kTwoSockets, {.ranks = 4}).policy, BindPolicy::kNuma);
 }
 
 TEST(CoreBinding, MoreRanksThanCoresAreBoundToNodesOrNotAtAll) {

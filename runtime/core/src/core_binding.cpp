@@ -68,6 +68,14 @@ class Division {
     return "";
   }
 
+  /// Whether each rank has as many cores as the others, on one node, and CPUs for its threads.
+  bool has_equal_parts() const {
+    const std::size_t cores = topology_.cores.size();
+    const bool is_even = ranks_ > 1 && ranks_ <= cores && cores % ranks_ == 0;
+    return is_even && nodes_.size() == 1 && request_.gpus.empty() &&
+           request_.threads <= cpus() / request_.ranks;
+  }
+
   CoreBinding none(std::string why) const {
     return {.policy = BindPolicy::kNone,
             .why = std::move(why),
@@ -261,7 +269,8 @@ CoreBinding divide_cores(const CpuTopology& topology, const BindRequest& request
   }
   if (!request.cpus.empty()) return division.by_cores();
   const std::string obstacle = division.obstacle();
-  return obstacle.empty() ? division.by_nodes() : division.none(obstacle);
+  if (!obstacle.empty()) return division.none(obstacle);
+  return division.has_equal_parts() ? division.by_cores() : division.by_nodes();
 }
 
 CoreBinding divide_masks(const CpuTopology& topology, const BindRequest& request,

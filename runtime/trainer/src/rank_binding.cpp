@@ -70,7 +70,8 @@ BindRequest bind_request(const TrainerOptions& options, int ranks, std::vector<s
           .ranks = ranks,
           .cpus = given ? parse_cpu_list(options.bind_core_list) : CpuList(),
           .gpus = std::move(gpus),
-          .quota = cgroup_cores()};
+          .quota = cgroup_cores(),
+          .threads = options.device == DeviceChoice::kCuda ? 0 : options.threads_per_rank};
 }
 
 CoreBinding decide_binding(const TrainerOptions& options) {

@@ -384,7 +384,8 @@ std::vector<Row> machine_rows() {
               "bind",
               "run each rank and its threads on cores of its own (cores), on the NUMA node of its "
               "GPU or its share of the nodes (numa), or wherever there is time (none); auto: numa, "
-              "unless there is one node or the process was started on some of the CPUs",
+              "or cores where ranks on the CPUs of one node get equally many, unless the process "
+              "was started on some of the CPUs",
               {.must_agree = MustAgree::kNone}),
           text_row<&O::bind_core_list>(
               "bind_core_list",

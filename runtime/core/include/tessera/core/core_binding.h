@@ -12,7 +12,7 @@ namespace tessera {
 
 /// To what ranks are bound: each runs, with all its threads, on CPUs of its own.
 enum class BindPolicy : std::uint8_t {
-  kAuto,   ///< kNuma where there is something to gain and nobody else has bound the process
+  kAuto,   ///< where there is something to gain and nobody else has bound the process
   kCores,  ///< to physical cores, which no other rank of the machine has
   kNuma,   ///< to NUMA nodes, which ranks share if there are more ranks than nodes
   kNone,
@@ -26,6 +26,7 @@ struct BindRequest {
   CpuList cpus{};                   ///< only these, by rank, wherever GPUs are; empty: all
   std::vector<std::string> gpus{};  ///< PCI bus ids of the ranks' GPUs; empty: ranks are on CPUs
   int quota = 0;                    ///< cores' worth of time; see cgroup_cores(). 0: no limit
+  int threads = 0;                  ///< of a rank; 0: one for each core that it gets
 };
 
 /// CPUs and cores that a rank gets.
@@ -50,9 +51,12 @@ struct CoreBinding {
 /// the GPU's node. kNone wherever each would get all there is, and where the node of a GPU is not
 /// known.
 ///
-/// kAuto is kCores if CPUs are given, else kNuma; but kNone if the topology is partial, if there
-/// is a quota for less than its cores: then somebody else has decided, or shares the machine with
-/// this run.
+/// kAuto is kCores if CPUs are given; kNone if the topology is partial, or if there is a quota for
+/// less than its cores: then somebody else has decided, or shares the machine with this run; kCores
+/// if ranks on the CPUs of one node get equally many cores, and no more threads than CPUs; else
+/// kNuma. Linux wakes a thread on the core where another one computes, and moves it some
+/// milliseconds later, while the other ranks wait. Where all get equally many cores, a second run
+/// on the machine finds each of them as busy as the others.
 /// Throws Error{kConfig} if a CPU of `cpus` is not in the topology.
 CoreBinding divide_cores(const CpuTopology& topology, const BindRequest& request);
 
