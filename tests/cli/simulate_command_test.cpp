@@ -270,7 +270,7 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
     const std::vector<double> steps = results.at("cells")[i].at("repeats")[0].at("step_seconds");
     ASSERT_EQ(steps.size(), 2U);
     const double measured = one.at("measured_seconds"), predicted = one.at("predicted_seconds");
-    EXPECT_EQ(measured, std::min(steps[0], steps[1])) << "the fastest tenth, one at least";
+    EXPECT_DOUBLE_EQ(measured, 0.5 * (steps[0] + steps[1])) << "of two steps both count";
     EXPECT_EQ(one.at("spread").get<double>(), 0.0);  // of one run
     EXPECT_GT(predicted, 0.0);
     EXPECT_DOUBLE_EQ(one.at("error").get<double>(), predicted / measured - 1.0);
@@ -313,9 +313,13 @@ TEST_F(SimulateCommand, ChecksItselfAgainstAComparison) {
   std::vector<std::string> of_repeated = as_json;
   of_repeated[4] = path("repeated.json");
   const auto unsteady = nlohmann::json::parse(run(of_repeated).out).at("runs")[0];
-  EXPECT_NEAR(unsteady.at("measured_seconds").get<double>(), 0.5, 1e-9);
-  EXPECT_NEAR(unsteady.at("spread").get<double>(), (0.6 - 0.5) / 0.5, 1e-9);
+  EXPECT_NEAR(unsteady.at("measured_seconds").get<double>(), 0.56, 1e-9) << "of 0.52 and 0.6";
+  EXPECT_NEAR(unsteady.at("spread").get<double>(), (0.605 - 0.51) / 0.56, 1e-9);
   EXPECT_FALSE(unsteady.at("steady").get<bool>());
+  std::vector<std::string> learn_all = learn;
+  learn_all[4] = path("repeated.json");
+  EXPECT_THAT(in_one_line(run(learn_all).out), HasSubstr("of that, by 6 configurations"))
+      << "an unsteady one makes the interval wider";
   // Each of several comparisons has a table; what is said and learnt is of all together.
   auto other = more;
   other["model"] = "another";

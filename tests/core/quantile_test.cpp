@@ -14,12 +14,20 @@ TEST(Quantile, IsInProportionBetweenTwoValues) {
   EXPECT_EQ(quantile({}, 0.5), 0.0);
 }
 
-TEST(Quantile, UndisturbedIsTheMedianOfTheFastestTenth) {
-  std::vector<double> values;
-  for (int i = 40; i > 0; --i) values.push_back(i * i);
-  EXPECT_EQ(undisturbed(values), 6.5) << "of 1, 4, 9 and 16";
-  EXPECT_EQ(undisturbed({5.0, 3.0, 4.0}), 3.0);
-  EXPECT_EQ(undisturbed({}), 0.0);
+TEST(Quantile, InterquartileMeanIsOfTheMiddleHalf) {
+  EXPECT_EQ(interquartile_mean({}), 0.0);
+  EXPECT_EQ(interquartile_mean({3.0}), 3.0);
+  EXPECT_EQ(interquartile_mean({3.0, 4.0}), 3.5);
+  EXPECT_EQ(interquartile_mean({9.0, 3.0, 4.0}), 4.0) << "of three their median";
+  EXPECT_EQ(interquartile_mean({90.0, 1.0, 4.0, 3.0}), 3.5);
+  // A quarter of all that is slower, however much, moves it no further.
+  EXPECT_EQ(interquartile_mean({1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 70.0, 80.0}), 4.5);
+  for (std::size_t count = 1; count < 40; ++count) {
+    const auto [begin, end] = middle_half(count);
+    EXPECT_EQ(begin, count - end) << count;
+    EXPECT_LT(begin, end) << count;
+    EXPECT_NEAR(static_cast<double>(end - begin), 0.5 * static_cast<double>(count), 1.0) << count;
+  }
 }
 
 }  // namespace

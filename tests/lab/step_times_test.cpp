@@ -138,7 +138,7 @@ TEST(StepTimes, OfCopiesAreOfAllOfThem) {
   EXPECT_EQ(threads.size(), 3U);
 }
 
-TEST(StepTimes, OfRepeatsAreTheirMedians) {
+TEST(StepTimes, OfRepeatsAreMeansOfTheMiddleHalf) {
   const auto repeat = [](double seconds) {
     StepTimes steps{.model = "a model", .threads = 2, .source = "here", .step = 10.0 * seconds};
     steps.gap = seconds / 8.0;
@@ -155,42 +155,26 @@ TEST(StepTimes, OfRepeatsAreTheirMedians) {
   StepTimes with_more = repeat(4.0);
   with_more.kernels.push_back(with_more.kernels.front());
   with_more.kernels.back().kernel = "fill";
-  const StepTimes joined = joined_repeats({repeat(2.0), with_more, repeat(2.5)}, DeviceKind::kCuda);
+  const StepTimes joined = joined_repeats({repeat(70.0), with_more, repeat(2.0), repeat(3.0)});
   EXPECT_EQ(joined.model, "a model");
   EXPECT_EQ(joined.threads, 2);
-  EXPECT_EQ(joined.source, "here; medians of 3 calibrations");
-  EXPECT_EQ(joined.step, 25.0);
-  EXPECT_EQ(joined.gap, 2.5 / 8.0);
+  EXPECT_EQ(joined.source, "here; means of the middle 2 of 4 calibrations");
+  EXPECT_EQ(joined.step, 35.0);
+  EXPECT_EQ(joined.gap, 3.5 / 8.0);
   ASSERT_EQ(joined.kernels.size(), 2U);
   EXPECT_EQ(joined.kernels[0].kernel, "fill");
   EXPECT_EQ(joined.kernels[0].spread, 0.03) << "one repeat has it";
-  EXPECT_EQ(joined.kernels[1].seconds, 2.5);
+  EXPECT_EQ(joined.kernels[1].seconds, 3.5);
   EXPECT_EQ(joined.kernels[1].calls, 4.0);
-  // The quartiles of the repeats are 2.25 and 3.25.
-  EXPECT_DOUBLE_EQ(joined.kernels[1].spread, std::hypot(0.03, 1.0 / 2.5));
-  EXPECT_EQ(joined_repeats({repeat(2.0)}, DeviceKind::kCuda).source, "here");
+  // The quartiles of both repeats are 3.25 and 3.75.
+  EXPECT_DOUBLE_EQ(joined.kernels[1].spread, std::hypot(0.03, 0.5 / 3.5));
+  EXPECT_EQ(joined_repeats({repeat(2.0)}).source, "here");
+  EXPECT_EQ(joined_repeats({repeat(2.0), repeat(3.0)}).step, 25.0);
+  EXPECT_EQ(joined_repeats({repeat(2.0), repeat(90.0), repeat(3.0)}).step, 30.0);
   StepTimes of_another = repeat(2.0);
   of_another.threads = 1;
-  EXPECT_THROW(joined_repeats({repeat(2.0), of_another}, DeviceKind::kCuda), Error);
-  EXPECT_THROW(joined_repeats({}, DeviceKind::kCuda), Error);
-}
-
-// A disturbance of a CPU makes repeats slower, and none faster.
-TEST(StepTimes, OfRepeatsOnACpuAreTheUndisturbedOnes) {
-  std::vector<StepTimes> repeats;
-  for (int i = 0; i < 20; ++i) {  // 2 to 21, in another order
-    const double seconds = 2.0 + (7 * i) % 20;
-    StepTimes steps{.model = "a model", .source = "here", .step = 10.0 * seconds};
-    steps.kernels = {{.kernel = "fill", .seconds = seconds, .alone = 1.0, .calls = 4.0}};
-    repeats.push_back(steps);
-  }
-  const StepTimes joined = joined_repeats(repeats, DeviceKind::kCpu);
-  EXPECT_EQ(joined.step, 25.0);
-  EXPECT_EQ(joined.kernels.front().seconds, 2.5);
-  EXPECT_EQ(joined.source, "here; the fastest 2 of 20 calibrations");
-  EXPECT_EQ(joined_repeats(repeats, DeviceKind::kCuda).step, 115.0);
-  repeats.resize(3);  // 2, 9 and 16
-  EXPECT_EQ(joined_repeats(repeats, DeviceKind::kCpu).step, 20.0);
+  EXPECT_THROW(joined_repeats({repeat(2.0), of_another}), Error);
+  EXPECT_THROW(joined_repeats({}), Error);
 }
 
 TEST(StepTimes, AreStoppedAndRefusedWithTheReason) {
@@ -259,6 +243,8 @@ TEST(SimulatedStep, HasTheIntervalOfWhatItsKernelsRestOn) {
   EXPECT_FALSE(simulate_step({&subject.schedule, &subject.source}, subject.layout, subject.model,
                              subject.options, cluster)
                    .assumes_half_width);
+  cluster.profile.residuals.erase(cluster.profile.residuals.begin());
+  EXPECT_EQ(half_width(), 0.2) << "of predictions that rested on less";
   cluster.profile.residuals.clear();
   // 1.645 standard deviations, of which the quartiles are 1.349 apart.
   EXPECT_NEAR(half_width(), std::hypot(0.10, 0.04 * 1.645 / 1.349), 1e-12);

@@ -127,19 +127,21 @@ Costs costs_of(const Program& program, const ModelLayout& layout, const Model& m
   return costs;
 }
 
-/// How far off predictions were that rest on the same evidence, of one rank or of several that
-/// meet; null: none were checked.
+/// How far off predictions were, of one rank or of several that meet, of which some rested on no
+/// better evidence; null: none were checked.
 const Residual* residual_of(const HardwareProfile& profile, Evidence most, bool meets) {
-  const auto found = std::ranges::find_if(profile.residuals, [&](const Residual& residual) {
-    return residual.evidence == most && residual.meets == meets;
-  });
-  return found == profile.residuals.end() ? nullptr : &*found;
+  const Residual* found = nullptr;
+  for (const Residual& residual : profile.residuals) {
+    if (residual.meets != meets || residual.evidence < most) continue;
+    if (found == nullptr || residual.evidence < found->evidence) found = &residual;
+  }
+  return found;
 }
 
-/// The interval of nine of ten steps: how far off checked predictions were that rest on what most
-/// of this step's kernels rest on. Before any predictions of a machine were checked, this is as on
-/// the processors of runtime/lab/README.md, and to it comes, as an independent error, how far
-/// repeats of its kernels were apart; errors of checked predictions have that in them.
+/// The interval of nine of ten steps: how far off checked predictions were. Before any predictions
+/// of a machine were checked, this is as on the processors of runtime/lab/README.md, and to it
+/// comes, as an independent error, how far repeats of its kernels were apart; errors of checked
+/// predictions have that in them.
 void set_interval(SimulatedStep& step, const HardwareProfile& profile, const Residual* checked) {
   if (profile.device != "cpu" && profile.steps.empty() && profile.residuals.empty()) return;
   constexpr double kAssumed[kEvidences] = {0.10, 0.15, 0.25};

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -13,26 +14,28 @@
 namespace tessera {
 namespace {
 
+double mean_of(const std::vector<StepTimes::Kernel>& kernels, double StepTimes::Kernel::*member) {
+  double sum = 0.0;
+  for (const StepTimes::Kernel& kernel : kernels) sum += kernel.*member;
+  return sum / static_cast<double>(kernels.size());
+}
+
 /// One kernel at a size, as the repeats have it.
-StepTimes::Kernel median_of_kernel(const std::vector<StepTimes::Kernel>& repeats) {
+StepTimes::Kernel mean_of(const std::vector<StepTimes::Kernel>& repeats) {
   using Kernel = StepTimes::Kernel;
-  const auto values_of = [&](double Kernel::*member) {
-    std::vector<double> values;
-    for (const Kernel& kernel : repeats) values.push_back(kernel.*member);
-    return values;
-  };
+  std::vector<double> seconds;
+  for (const Kernel& kernel : repeats) seconds.push_back(kernel.seconds);
   Kernel kernel = repeats.front();
-  const std::vector<double> seconds = values_of(&Kernel::seconds);
-  kernel.spread = std::hypot(median(values_of(&Kernel::spread)), relative_spread(seconds));
-  kernel.seconds = median(seconds);
-  kernel.alone = median(values_of(&Kernel::alone));
-  kernel.calls = median(values_of(&Kernel::calls));
+  kernel.spread = std::hypot(mean_of(repeats, &Kernel::spread), relative_spread(seconds));
+  for (double Kernel::*const member : {&Kernel::seconds, &Kernel::alone, &Kernel::calls}) {
+    kernel.*member = mean_of(repeats, member);
+  }
   return kernel;
 }
 
 }  // namespace
 
-StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device) {
+StepTimes joined_repeats(std::vector<StepTimes> repeats) {
   require(!repeats.empty(), ErrorCode::kInvalidArgument, "there are no times of a step to join");
   const StepTimes first = repeats.front();
   for (const StepTimes& steps : repeats) {
@@ -41,33 +44,28 @@ StepTimes joined_repeats(std::vector<StepTimes> repeats, DeviceKind device) {
             " threads and of ", steps.model, " of ", steps.threads, " threads are not the same");
   }
   const std::size_t all = repeats.size();
-  if (device == DeviceKind::kCpu) {
-    std::ranges::sort(repeats, {}, &StepTimes::step);
-    repeats.resize(undisturbed_of(all));
-  }
-  StepTimes joined = repeats.front();
+  std::ranges::sort(repeats, {}, &StepTimes::step);
+  const auto [begin, end] = middle_half(all);
+  const std::span counted = std::span(repeats).subspan(begin, end - begin);
+  StepTimes joined = counted.front();
   std::map<std::tuple<std::string, std::string, std::string, std::vector<double>>,
            std::vector<StepTimes::Kernel>>
       kernels;
-  for (const StepTimes& steps : repeats) {
+  for (const StepTimes& steps : counted) {
     for (const StepTimes::Kernel& kernel : steps.kernels) {
       kernels[{kernel.operation, kernel.kernel, kernel.dtype, kernel.size}].push_back(kernel);
     }
   }
   for (double StepTimes::*const member :
        {&StepTimes::beside, &StepTimes::gap, &StepTimes::between, &StepTimes::step}) {
-    std::vector<double> values;
-    for (const StepTimes& steps : repeats) values.push_back(steps.*member);
-    joined.*member = median(std::move(values));
+    double sum = 0.0;
+    for (const StepTimes& steps : counted) sum += steps.*member;
+    joined.*member = sum / static_cast<double>(counted.size());
   }
   joined.kernels.clear();
-  for (const auto& [key, of_repeats] : kernels) {
-    joined.kernels.push_back(median_of_kernel(of_repeats));
-  }
+  for (const auto& [key, of_repeats] : kernels) joined.kernels.push_back(mean_of(of_repeats));
   if (all > 1) {
-    joined.source += repeats.size() == all
-                         ? concat("; medians of ", all, " calibrations")
-                         : concat("; the fastest ", repeats.size(), " of ", all, " calibrations");
+    joined.source += concat("; means of the middle ", counted.size(), " of ", all, " calibrations");
   }
   return joined;
 }

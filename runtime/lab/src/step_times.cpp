@@ -5,6 +5,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -26,13 +27,14 @@
 namespace tessera {
 namespace {
 
-constexpr int kUntimedSteps = 2, kLeastSteps = 3, kMostSteps = 200;
+constexpr int kUntimedSteps = 2, kLeastSteps = 3, kMostSteps = 1000;
 
 double clock_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 double mean(const std::vector<double>& values) {
+  if (values.empty()) return 0.0;
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
@@ -264,27 +266,25 @@ void take_graph(const TimedStep& step, StepTimes& times) {
   run_steps(step, *device, std::move(options), [&](const Executor& /*executor*/, double seconds) {
     if (seconds > 0.0) steps.push_back(seconds);
   });
-  times.step = median(std::move(steps));
+  times.step = interquartile_mean(std::move(steps));
   times.beside = times.gap = times.between = 0.0;
 }
 
-/// The steps of a CPU that others disturbed least. Those of a GPU all count: it has no others, and
-/// its first steps, before it is warm, are faster than what it sustains.
-std::vector<SeenStep> fastest_of(std::vector<SeenStep> steps, DeviceKind device) {
-  if (device == DeviceKind::kCuda) return steps;
+/// The steps whose time is between the quartiles.
+std::vector<SeenStep> middle_of(std::vector<SeenStep> steps) {
   std::ranges::sort(steps, {}, &SeenStep::seconds);
-  steps.resize(
-      std::min(steps.size(), std::max<std::size_t>(undisturbed_of(steps.size()), kLeastSteps)));
-  return steps;
+  const auto [begin, end] = middle_half(steps.size());
+  return {std::make_move_iterator(steps.begin() + static_cast<std::ptrdiff_t>(begin)),
+          std::make_move_iterator(steps.begin() + static_cast<std::ptrdiff_t>(end))};
 }
 
-StepTimes times_of(std::vector<Seen> copies, DeviceKind device) {
+StepTimes times_of(std::vector<Seen> copies) {
   std::vector<double> beside, gaps, between, seconds;
   std::map<KernelKey, std::vector<double>> means;
   std::map<KernelKey, double> calls, alone;
   for (Seen& copy : copies) {
     alone.merge(copy.alone);
-    for (const SeenStep& step : fastest_of(std::move(copy.steps), device)) {
+    for (const SeenStep& step : middle_of(std::move(copy.steps))) {
       if (step.beside) beside.push_back(*step.beside);
       if (step.gap) gaps.push_back(*step.gap);
       between.push_back(step.between);
@@ -296,17 +296,17 @@ StepTimes times_of(std::vector<Seen> copies, DeviceKind device) {
     }
   }
   StepTimes times;
-  times.beside = median(beside);
-  times.gap = median(gaps);
-  times.between = median(between);
-  times.step = median(seconds);
+  times.beside = mean(beside);
+  times.gap = mean(gaps);
+  times.between = mean(between);
+  times.step = mean(seconds);
   for (const auto& [key, of_steps] : means) {
     const auto& [operation, kernel, dtype, size] = key;
     times.kernels.push_back({.operation = operation,
                              .kernel = kernel,
                              .dtype = dtype,
                              .size = size,
-                             .seconds = median(of_steps),
+                             .seconds = mean(of_steps),
                              .spread = relative_spread(of_steps),
                              .alone = alone.at(key),
                              .calls = calls.at(key)});
@@ -328,6 +328,7 @@ StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
     for (std::size_t i = 0; i < seen.size(); ++i) {
       ranks.emplace_back([&, i] {
         try {
+          if (!step.cpus.empty()) bind_thread(step.cpus.at(i));
           seen[i] = watch_rank(step, profile);
         } catch (...) {
           failures[i] = std::current_exception();
@@ -338,7 +339,7 @@ StepTimes time_steps(const TimedStep& step, const HardwareProfile& profile) {
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }
-  StepTimes times = times_of(std::move(seen), step.options.device);
+  StepTimes times = times_of(std::move(seen));
   times.threads = step.options.threads;
   if (step.options.device == DeviceKind::kCuda) take_graph(step, times);
   return times;

@@ -7,7 +7,10 @@
 #include "output/terminal.h"
 #include "output/text_output.h"
 #include "plan/planned_run.h"
+#include "tessera/core/core_binding.h"
+#include "tessera/core/cpu_topology.h"
 #include "tessera/core/error.h"
+#include "tessera/core/usable_cores.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/model/gpt_family.h"
 #include "tessera/sharding/operation.h"
@@ -75,6 +78,18 @@ void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
   options.checkpoints = {};
 }
 
+/// Where ranks of a run would be that is not told where.
+std::vector<CpuList> cpus_of_copies(int copies, int threads) {
+  const CpuTopology machine = read_topology();
+  if (!machine.of_this_machine) return {};
+  const CoreBinding binding =
+      divide_cores(within(machine, usable_cpus()),
+                   {.ranks = copies, .quota = cgroup_cores(), .threads = threads});
+  std::vector<CpuList> cpus;
+  for (const RankCores& own : binding.ranks) cpus.push_back(own.cpus);
+  return cpus;
+}
+
 /// "bf16", "fp8", "fp8 by delayed scales".
 std::string precision_of(const TrainerOptions& options) {
   if (!options.fp8.enabled) return std::string(to_string(options.precision));
@@ -109,6 +124,7 @@ std::vector<StepTimes> calibrate_steps(const Config& config, const HardwareProfi
                                     .model = run.model,
                                     .options = executor_options(run.plan.options),
                                     .copies = copies,
+                                    .cpus = cpus_of_copies(copies, threads),
                                     .seconds = seconds,
                                     .goes_on = goes_on},
                                    profile);

@@ -146,10 +146,7 @@ HardwareProfile MeasuredProfile::write() const {
       }
     }
   }
-  const DeviceKind device = profile.device == "cpu" ? DeviceKind::kCpu : DeviceKind::kCuda;
-  for (auto& [run, times] : repeats) {
-    profile.steps.push_back(joined_repeats(std::move(times), device));
-  }
+  for (auto& [run, times] : repeats) profile.steps.push_back(joined_repeats(std::move(times)));
   replace_file(path_, "--out", to_text(profile));
   return find_profile(path_);
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <map>
 #include <ostream>
 #include <sstream>
 #include <utility>
@@ -55,18 +54,14 @@ struct CheckedComparison {
   std::vector<Checked> cells;
 };
 
-/// The steps of every `stride`-th run from `first` on, in one number: on a GPU their median, on a
-/// CPU the undisturbed ones of the undisturbed runs, as in calibrations, of which predictions are
-/// made: the more runs there are, the quieter are the moments that count, here and there.
-double typical(const ComparedCell& cell, const HardwareProfile& profile, std::size_t first,
-               std::size_t stride) {
-  std::vector<double> steps, runs;
+/// The steps of every `stride`-th run from `first` on, in one number: as in calibrations, of which
+/// predictions are made, the mean of the middle half of runs, and of each the middle half of steps.
+double typical(const ComparedCell& cell, std::size_t first, std::size_t stride) {
+  std::vector<double> runs;
   for (std::size_t i = first; i < cell.runs.size(); i += stride) {
-    const std::vector<double>& of_run = cell.runs[i].step_seconds;
-    runs.push_back(undisturbed(of_run));
-    steps.insert(steps.end(), of_run.begin(), of_run.end());
+    runs.push_back(interquartile_mean(cell.runs[i].step_seconds));
   }
-  return profile.device == "cpu" ? undisturbed(std::move(runs)) : median(std::move(steps));
+  return interquartile_mean(std::move(runs));
 }
 
 Checked check_cell(const Config& base, const HardwareProfile& profile, const Comparison& comparison,
@@ -79,10 +74,9 @@ Checked check_cell(const Config& base, const HardwareProfile& profile, const Com
   Checked checked;
   for (const std::string& axis : comparison.axes) checked.values.push_back(cell.setting(axis));
   checked.runs = cell.runs.size();
-  checked.measured = typical(cell, profile, 0, 1);
+  checked.measured = typical(cell, 0, 1);
   if (checked.runs > 1) {
-    checked.spread =
-        std::abs(typical(cell, profile, 0, 2) - typical(cell, profile, 1, 2)) / checked.measured;
+    checked.spread = std::abs(typical(cell, 0, 2) - typical(cell, 1, 2)) / checked.measured;
   }
   const auto here = static_cast<int>(std::max<std::int64_t>(cell.ranks, 1));  // on one machine
   const SimulatedStep step = simulate_run(std::move(config), profile, here).step;
@@ -226,10 +220,8 @@ void print_text(std::ostream& out, const std::vector<CheckedComparison>& all,
   }
   print_paragraph(
       out,
-      concat("measured: ",
-             profile.device == "cpu"
-                 ? "an undisturbed step: of the fastest tenth of runs, the fastest tenth of steps"
-                 : "the median step of all runs",
+      concat("measured: the mean step of the runs between the quartiles, of each the steps between "
+             "them",
              "; spread: how far every second run and the others are apart; +-: half of "
              "the interval in which nine of ten measured steps are expected; off: "
              "outside of it."));
@@ -244,44 +236,47 @@ std::string source_of(const std::vector<CheckedComparison>& all) {
   return concat("predictions checked of ", tessera::joined(words, "; "));
 }
 
-/// Replaces what the profile knows of its errors by those of all these cells together, and says so.
+/// Replaces what the profile knows of its errors by those of all these cells together, of one rank
+/// and of several, and says so. What disturbs a measured cell widens the interval.
 void keep_residuals(std::ostream& out, HardwareProfile profile, const std::string& path,
                     const std::vector<CheckedComparison>& all) {
-  std::map<std::pair<Evidence, bool>, std::vector<double>> ratios;
-  for (const CheckedComparison& one : all) {
-    for (const Checked& cell : steady_of(one.cells)) {
-      ratios[{cell.evidence, cell.meets}].push_back(cell.ratio());
+  for (const bool meets : {false, true}) {
+    std::vector<double> ratios;
+    Evidence least = Evidence::kMeasured;
+    for (const CheckedComparison& one : all) {
+      for (const Checked& cell : one.cells) {
+        if (cell.meets != meets) continue;
+        ratios.push_back(cell.ratio());
+        least = std::max(least, cell.evidence);
+      }
     }
-  }
-  for (const auto& [kind, of_kind] : ratios) {
-    const auto [evidence, meets] = kind;
-    const std::string words = concat(to_string(evidence), meets ? ", several ranks" : ", one rank");
-    if (of_kind.size() < kLeastChecked) {
-      print_paragraph(out, concat(words, ": ", of_kind.size(), " configurations, fewer than ",
+    if (ratios.empty()) continue;
+    const char* const words = meets ? "several ranks" : "one rank";
+    if (ratios.size() < kLeastChecked) {
+      print_paragraph(out, concat(words, ": ", ratios.size(), " configurations, fewer than ",
                                   kLeastChecked, ", which says too little"));
       continue;
     }
     // Nine of ten that are drawn alike are within the value of this rank, also of few.
-    const double ratio = median(of_kind);
+    const double ratio = median(ratios);
     std::vector<double> off;
-    for (const double one : of_kind) off.push_back(std::abs(one / ratio - 1.0));
+    for (const double one : ratios) off.push_back(std::abs(one / ratio - 1.0));
     std::ranges::sort(off);
     const auto rank =
         static_cast<std::size_t>(std::ceil(0.9 * static_cast<double>(off.size() + 1))) - 1;
-    std::erase_if(profile.residuals, [&, e = evidence, m = meets](const Residual& residual) {
-      return residual.evidence == e && residual.meets == m;
-    });
-    profile.residuals.push_back({.evidence = evidence,
+    std::erase_if(profile.residuals,
+                  [&](const Residual& residual) { return residual.meets == meets; });
+    profile.residuals.push_back({.evidence = least,
                                  .meets = meets,
                                  .half_width = std::max(off[std::min(rank, off.size() - 1)], 0.01),
                                  .ratio = ratio,
-                                 .cells = static_cast<std::int64_t>(of_kind.size()),
+                                 .cells = static_cast<std::int64_t>(ratios.size()),
                                  .source = source_of(all)});
     print_paragraph(out, concat(words, ": steps take ", fixed(ratio, 3),
                                 " times as long as predicted so far; nine of ten steps are "
                                 "expected within ",
                                 in_percent(profile.residuals.back().half_width), " of that, by ",
-                                of_kind.size(), " configurations"));
+                                ratios.size(), " configurations"));
   }
   replace_file(path, "--profile", to_text(profile));
 }

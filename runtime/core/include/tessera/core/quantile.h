@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-// How repeated measurements are summed up, wherever Tessera measures: a median, and its spread, or
-// what was disturbed least.
+// How repeated measurements are summed up, wherever Tessera measures: a median or the mean of the
+// middle half, and the spread.
 namespace tessera {
 
 /// The value at `share` of the way in a sorted copy, between two in proportion; 0 of none.
@@ -21,23 +21,21 @@ inline double quantile(std::vector<double> values, double share) {
 
 inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
 
-/// The share of a CPU's repetitions, the fastest, that count as undisturbed. Whatever else a
-/// machine does makes a repetition slower and none faster, so that the fastest ones say what the
-/// code takes (Chen and Revels, Robust benchmarking in noisy environments, 2016), and can be
-/// repeated on a machine that is shared.
-inline constexpr double kUndisturbed = 0.1;
-
-/// How many of `count` repetitions count as undisturbed, the fastest: one at least.
-inline std::size_t undisturbed_of(std::size_t count) {
-  return std::max<std::size_t>(1,
-                               static_cast<std::size_t>(kUndisturbed * static_cast<double>(count)));
+/// The places between the quartiles in a sorted list of `count`, the first and the one after the
+/// last: of one or two all, of three the middle one.
+inline std::pair<std::size_t, std::size_t> middle_half(std::size_t count) {
+  return {(count + 1) / 4, count - (count + 1) / 4};
 }
 
-/// The median of the values that count as undisturbed; 0 of none.
-inline double undisturbed(std::vector<double> values) {
+/// The mean of the values between the quartiles; 0 of none. Means of parts add up to that of the
+/// whole, which medians do not, and what happens in a quarter of all cases moves it no further.
+inline double interquartile_mean(std::vector<double> values) {
+  if (values.empty()) return 0.0;
   std::sort(values.begin(), values.end());
-  values.resize(std::min(values.size(), undisturbed_of(values.size())));
-  return median(std::move(values));
+  const auto [begin, end] = middle_half(values.size());
+  double sum = 0.0;
+  for (std::size_t i = begin; i < end; ++i) sum += values[i];
+  return sum / static_cast<double>(end - begin);
 }
 
 /// The distance between the quartiles over the median; 0 of none.

@@ -79,7 +79,7 @@ struct StepTimes {
     std::string kernel{};        ///< step_name() of its calls
     std::string dtype{};         ///< of its operands
     std::vector<double> size{};  ///< rates_size() of its calls
-    double seconds = 0.0;        ///< of a call: the median of undisturbed steps' means
+    double seconds = 0.0;        ///< of a call: its mean over the steps that count
     double spread = 0.0;         ///< of these means: the distance between quartiles over the median
     double alone = 0.0;          ///< what KernelRates say of a call
     double calls = 0.0;          ///< in a step
@@ -103,10 +103,10 @@ enum class Evidence : std::uint8_t {
 inline constexpr int kEvidences = 3;
 std::string_view to_string(Evidence evidence);
 
-/// How far off predictions of measured steps were that rest mostly on one kind of evidence.
+/// How far off predictions of measured steps were.
 struct Residual {
-  Evidence evidence = Evidence::kInterpolated;
-  bool meets = false;       ///< several ranks on one machine
+  Evidence evidence = Evidence::kInterpolated;  ///< they rested mostly on this, or on better
+  bool meets = false;                           ///< several ranks on one machine
   double half_width = 0.0;  ///< nine of ten are within it, relative to `ratio` times the prediction
   double ratio = 1.0;       ///< of the measured step to the predicted one, the median
   std::int64_t cells = 0;   ///< configurations
