@@ -323,6 +323,8 @@ SimulatedStep simulate_step(const std::vector<std::vector<Program>>& ranks,
     steps_alone.push_back({programs.front()});
     costs.push_back(costs_of(programs.front(), layout, model, options, cluster));
     ExecutorOptions own = options;
+    own.one_stream =
+        options.device == DeviceKind::kCpu && programs.front().schedule->mesh.world_size() == 1;
     own.cost = [&costs, &slower, &ratio, rank = costs.size() - 1](const Schedule& schedule,
                                                                   const Action& action) {
       const auto i = static_cast<std::size_t>(&action - schedule.actions.data());

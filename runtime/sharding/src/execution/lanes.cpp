@@ -37,7 +37,8 @@ Lanes::Lanes(Device& device, RankGroups& groups, const ExecutorOptions& options,
       options_(options),
       schedules_(schedules.begin(), schedules.end()) {
   // A rank alone waits for nobody: on the CPU a second lane would only compete for its cores.
-  const bool one_stream = groups.control() == nullptr && options.device == DeviceKind::kCpu;
+  const bool one_stream =
+      options.one_stream || (groups.control() == nullptr && device.kind() == DeviceKind::kCpu);
   for (const Lane lane : kAllLanes) {
     // A lane that reads a disk waits for it, and needs no core.
     const bool shares = (one_stream && !is_of_disk(lane)) || !uses(schedules, lane);

@@ -69,6 +69,9 @@ struct ExecutorOptions {
   std::function<double(const Schedule&, const Action&)> cost{};
   /// How fast the lanes of the sim device are that work at the same time; unused elsewhere.
   SimSpeeds speeds{};
+  /// Lanes of the sim device take turns, as on a CPU those of a rank do that has no others; unused
+  /// elsewhere.
+  bool one_stream = false;
   /// Runs on a lane's thread before each of its tasks, e.g. a random delay in a test.
   std::function<void(Lane)> before_task{};
   /// Runs on a lane's thread before each action that does work, e.g. a fault in a test. `step`
