@@ -319,7 +319,7 @@ TEST(SimulatedStep, CopiesAndUpdatesOnTheHostTakeTheirBytesAndHideBehindTheNextF
   EXPECT_LT(hidden, 1.06 * compute);
 }
 
-// As the executor does it: a second lane would only compete for the rank's cores.
+// The executor does the same: a second lane would only compete for the rank's cores.
 TEST(SimulatedStep, ARankAloneOnACpuHasOneLane) {
   Cluster cluster{find_profile("h100-sxm"), 1};
   cluster.profile.device = "cpu";

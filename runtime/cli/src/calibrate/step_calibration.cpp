@@ -7,13 +7,11 @@
 #include "output/terminal.h"
 #include "output/text_output.h"
 #include "plan/planned_run.h"
-#include "tessera/core/core_binding.h"
-#include "tessera/core/cpu_topology.h"
 #include "tessera/core/error.h"
-#include "tessera/core/usable_cores.h"
 #include "tessera/kernels/philox.h"
 #include "tessera/model/gpt_family.h"
 #include "tessera/sharding/operation.h"
+#include "tessera/trainer/rank_binding.h"
 #include "tessera/trainer/training_plan.h"
 
 namespace tessera::cli {
@@ -78,15 +76,14 @@ void make_alone(TrainerOptions& options, Recompute recompute, int threads) {
   options.checkpoints = {};
 }
 
-/// Where ranks of a run would be that is not told where.
+/// The CPUs of each rank of a run that is not told where to be; none: it is not bound.
 std::vector<CpuList> cpus_of_copies(int copies, int threads) {
-  const CpuTopology machine = read_topology();
-  if (!machine.of_this_machine) return {};
-  const CoreBinding binding =
-      divide_cores(within(machine, usable_cpus()),
-                   {.ranks = copies, .quota = cgroup_cores(), .threads = threads});
+  TrainerOptions options;
+  options.ranks = copies;
+  options.threads_per_rank = threads;
+  options.device = DeviceChoice::kCpu;
   std::vector<CpuList> cpus;
-  for (const RankCores& own : binding.ranks) cpus.push_back(own.cpus);
+  for (const RankCores& own : decide_binding(options).ranks) cpus.push_back(own.cpus);
   return cpus;
 }
 
